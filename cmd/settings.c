@@ -1,0 +1,108 @@
+#include "cmd/settings.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/opt.h"
+#include "base/own.h"
+#include "cmd/cmd.h"
+
+static const struct opt more_options[] = {
+	{ .name = "config",
+	  .arg = "FILE",
+	  .aliases = "config-file",
+	  .group = "Other",
+	  .help = "Read this configuration file and no other",
+	  .id = OPT_CONFIG },
+	{ .name = "help",
+	  .short_name = 'h',
+	  .group = "Other",
+	  .help = "Show this text",
+	  .id = OPT_HELP },
+};
+enum { N_MORE = sizeof(more_options) / sizeof(more_options[0]) };
+
+int settings_init(struct settings *s, struct err *err)
+{
+	*s = (struct settings){ .devices = { .kind = "cpu" } };
+	return config_new(&s->config, err);
+}
+
+void settings_fini(struct settings *s)
+{
+	s->config = config_free(s->config);
+}
+
+size_t settings_options(struct opt *out, size_t max)
+{
+	size_t n = schema_options(out, max - N_MORE);
+
+	for (size_t i = 0; i < N_MORE; i++)
+		out[n + i] = more_options[i];
+	return n + N_MORE;
+}
+
+int settings_option(struct settings *s, const struct opt *o, const char *value,
+		    struct err *err)
+{
+	if (o->id < N_SETTINGS)
+		return config_set_flag(s->config, (enum setting)o->id, o->name, value,
+				       err);
+	if (o->id == OPT_CONFIG)
+		s->file = value;
+	if (o->id == OPT_HELP)
+		s->help = true;
+	return 0;
+}
+
+static int load_file(struct settings *s, struct err *err)
+{
+	OWN_MEM char *cwd = s->file ? NULL : getcwd(NULL, 0);
+	OWN_MEM char *found = NULL;
+	int r;
+
+	if (s->file)
+		return config_load_file(s->config, s->file, err);
+	/* A working folder that was removed has no file in it. */
+	r = config_find_file(&found, cwd ? cwd : "/", environ, err);
+	return r > 0 ? config_load_file(s->config, found, err) : r;
+}
+
+static int load_detected(struct settings *s, struct err *err)
+{
+	char count[16], what[200];
+
+	if (config_bool(s->config, SET_CPU))
+		return 0;
+	s->devices = detect_devices("", environ);
+	if (!s->devices.count)
+		return 0;
+	(void)snprintf(count, sizeof(count), "%d", s->devices.count);
+	(void)snprintf(what, sizeof(what), "%s", s->devices.from);
+	return config_set_detected(s->config, SET_NUM_PROCESSES, count, what, err);
+}
+
+int settings_finish(struct settings *s)
+{
+	const struct strv *warnings = config_warnings(s->config);
+	struct err e = { 0 };
+	int r = load_file(s, &e);
+
+	if (!r)
+		r = config_load_variables(s->config, environ, &e);
+	for (size_t i = 0; i < warnings->n; i++)
+		say_warning("%s", warnings->v[i]);
+	if (r < 0) {
+		say_error(e.text, "");
+		return EXIT_CONFIG;
+	}
+	r = load_detected(s, &e);
+	if (r < 0) {
+		say_error(e.text, "");
+		return EXIT_BUG;
+	}
+	return 0;
+}
