@@ -43,12 +43,12 @@ static inline size_t buf_len(const struct buf *b)
 
 static inline uint8_t *buf_data(const struct buf *b)
 {
-	return b->mem + b->start;
+	return b->mem ? b->mem + b->start : NULL;
 }
 
 static inline struct slice buf_slice(const struct buf *b)
 {
-	return (struct slice){ b->mem + b->start, b->end - b->start };
+	return (struct slice){ buf_data(b), buf_len(b) };
 }
 
 /* Make room for @len more bytes and return where they go, or NULL when memory

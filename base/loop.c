@@ -92,9 +92,12 @@ static void on_poll(uv_poll_t *uv, int status, int events)
 		ready |= WATCH_READ;
 	if (events & UV_WRITABLE)
 		ready |= WATCH_WRITE;
-	/* An error is found by whoever reads; libuv has stopped the handle. */
-	if (status < 0)
+	/* An error is found by whoever reads. libuv has stopped the handle; should
+	 * the reader find nothing, watch_set() starts it again. */
+	if (status < 0) {
+		w->events = 0;
 		ready |= WATCH_READ;
+	}
 	w->fn(w->data, ready);
 }
 

@@ -60,6 +60,7 @@ int parse_bool(bool *ret, const char *text)
 	return -EINVAL;
 }
 
+/* ASCII's only, whatever the locale: isdigit() is not asked. */
 static bool is_digit(char c)
 {
 	return c >= '0' && c <= '9';
@@ -208,6 +209,7 @@ static bool has_name(const struct opt *o, const char *word, size_t len)
 	return false;
 }
 
+/* A linear search: a command line has a few words, a table 150 rows. */
 static const struct opt *find_long(const struct opt *table, size_t n, const char *word,
 				   size_t len)
 {
@@ -336,6 +338,8 @@ static int parse_short(const struct opt *table, size_t n, int argc, char **argv,
 	return 1;
 }
 
+/* Not getopt_long(): it guesses names from their beginning, takes '-' and '_' for
+ * different, and reorders nothing only when asked. */
 int opt_parse(const struct opt *table, size_t n, int argc, char **argv, on_opt_fn *fn,
 	      void *data, struct err *err)
 {

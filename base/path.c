@@ -34,6 +34,8 @@ static int make_parents(const char *path)
 		return -ENOMEM;
 	while (len > 1 && part[len - 1] == '/')
 		part[--len] = 0;
+	/* Those that exist may be closed to us (EEXIST comes first), which is fine as
+	 * long as the last one can be made. */
 	for (char *p = strchr(part + 1, '/'); p; p = strchr(p + 1, '/')) {
 		*p = 0;
 		if (mkdir(part, 0777) < 0 && errno != EEXIST)
@@ -70,6 +72,8 @@ int path_private_dir(const char *path, struct err *err)
 
 	if (r < 0)
 		return r;
+	/* In a folder like /tmp anybody can have put a link here that leads to a place
+	 * of his choice, even to one of ours. */
 	if (lstat(path, &link) < 0 || stat(path, &st) < 0)
 		return err_sys(err, "folder %s", path);
 	if (S_ISLNK(link.st_mode) && link.st_uid != geteuid() && link.st_uid)
@@ -97,6 +101,8 @@ int fd_write_all(int fd, const void *data, size_t len)
 			p += n;
 			len -= (size_t)n;
 		} else if (errno == EAGAIN) {
+			/* The descriptor's owner may have made it nonblocking for
+			 * everybody, as with a terminal that is shared. */
 			struct pollfd wait = { .fd = fd, .events = POLLOUT };
 
 			(void)poll(&wait, 1, -1);
@@ -106,6 +112,9 @@ int fd_write_all(int fd, const void *data, size_t len)
 	}
 	return 0;
 }
+
+/* Writing goes to a new file and never through a link or into one that somebody
+ * has open: what is at @path stays whole until the rename. */
 
 /* Open a new file beside @path. Returns it with *@ret_name allocated. */
 static int open_beside(char **ret_name, const char *path, mode_t mode)
@@ -212,6 +221,7 @@ int path_find(char **ret, const char *name, const char *search)
 	const char *p = *name && !strchr(name, '/') ? search : NULL;
 	int found = -ENOENT;
 
+	/* A name with a slash is a path, and nothing to search for. */
 	while (p) {
 		size_t len = strcspn(p, ":");
 		OWN_MEM char *path = NULL;

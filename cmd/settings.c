@@ -96,7 +96,8 @@ int settings_finish(struct settings *s)
 	for (size_t i = 0; i < warnings->n; i++)
 		say_warning("%s", warnings->v[i]);
 	if (r < 0) {
-		say_error(e.text, "");
+		say_error(e.text, "accel config show --origin tells where settings come "
+				  "from; --config FILE reads another file.");
 		return EXIT_CONFIG;
 	}
 	r = load_detected(s, &e);

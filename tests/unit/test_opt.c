@@ -197,8 +197,8 @@ static void help_is_grouped_and_aligned(void **state)
 		       "\n"
 		       "Logs:\n"
 		       "      --log-dir DIR      Where the job keeps its files, which is "
-		       "a long\n"
-		       "                         thing to say in few words\n");
+		       "a long thing to\n"
+		       "                         say in few words\n");
 }
 
 static void help_fits_a_narrow_terminal(void **state)
