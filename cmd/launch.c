@@ -14,7 +14,6 @@
 #include "base/err.h"
 #include "base/opt.h"
 #include "base/own.h"
-#include "base/path.h"
 #include "cmd/cmd.h"
 #include "cmd/jobdir.h"
 #include "cmd/program.h"
@@ -59,7 +58,8 @@ static const char intro[] =
 	"\n"
 	"  accel launch -n 2 train.py --lr 3e-4\n"
 	"  accel launch -n 4 --mixed-precision bf16 -m package.train\n"
-	"  accel launch -n 8 ./a.out\n";
+	"  accel launch -n 8 ./a.out\n"
+	"\n";
 
 static const char outro[] =
 	"\n"
@@ -122,18 +122,6 @@ static int print_help(const struct opt *table, size_t n)
 }
 
 /* ---- the plan ---- */
-
-static bool file_has_localhost(void)
-{
-	struct buf text = { 0 };
-	bool found = false;
-
-	if (path_read_file(&text, "/etc/hosts", 1 << 20, NULL) == 0 &&
-	    buf_add(&text, "", 1) == 0)
-		found = strstr((char *)buf_data(&text), "localhost") != NULL;
-	buf_fini(&text);
-	return found;
-}
 
 /* In the background, the terminal's keys belong to somebody else. */
 static bool stdin_is_ours(void)
@@ -198,7 +186,7 @@ static int start_job(const struct launch *l, const struct jobdir *job, const cha
 		.n_processes = n,
 		.flags = plan_flags(l, n),
 		.mixed_precision = SLICE_STR(config_str(c, SET_MIXED_PRECISION)),
-		.master_addr = SLICE_STR(file_has_localhost() ? "localhost" : "127.0.0.1"),
+		.master_addr = SLICE_STR(settings_master_addr()),
 		.master_port = (uint32_t)config_int(c, SET_MASTER_PORT),
 		.grace_ms = grace_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)grace_ms,
 		.lost_grace_ms = LOST_GRACE_MS,
@@ -283,6 +271,20 @@ static int no_program(void)
 	return EXIT_USAGE;
 }
 
+static const char *hint_of(int code)
+{
+	switch (code) {
+	case -EACCES:
+		return "Make it executable (chmod +x), or name its interpreter first: "
+		       "accel launch bash FILE";
+	case -EISDIR:
+		return "Name the file to run in it, or a module with -m.";
+	default:
+		return "A Python file is named with its .py, a module with -m, anything "
+		       "else as a shell would.";
+	}
+}
+
 static int resolve_and_launch(struct launch *l, int argc, char **argv)
 {
 	struct err e = { 0 };
@@ -294,10 +296,7 @@ static int resolve_and_launch(struct launch *l, int argc, char **argv)
 	if (program_resolve(&l->program, &l->program_options, argc, argv, environ, &e) <
 	    0) {
 		(void)err_wrap(&e, e.code, "launch");
-		say_error(e.text, e.code == -EACCES
-					  ? "Make it executable (chmod +x), or name its "
-					    "interpreter first: accel launch bash FILE"
-					  : "");
+		say_error(e.text, hint_of(e.code));
 		return EXIT_USAGE;
 	}
 	return l->dry_run ? rank_table_print(&l->settings, &l->program) : launch(l);

@@ -28,7 +28,7 @@ static struct worker_env env_of(const struct settings *s, uint32_t rank, uint32_
 		.local_rank = rank,
 		.local_world = n,
 		.n_nodes = 1,
-		.master_addr = "localhost",
+		.master_addr = settings_master_addr(),
 		.master_port = (uint32_t)config_int(s->config, SET_MASTER_PORT),
 		.job = "",
 		.mixed_precision = config_str(s->config, SET_MIXED_PRECISION),

@@ -88,8 +88,9 @@ static void on_stop_signal(void *data, int signo)
 	ask_stop(r, rule->first, signo);
 	if (signo == SIGINT && r->n_stops == 1)
 		screen_say(r->screen,
-			   "accel: stopping (SIGKILL in %g s; Ctrl-C again: at once)",
-			   r->o->grace_ms / 1e3);
+			   "%saccel: stopping (SIGKILL in %g s; Ctrl-C again: at once)",
+			   /* The terminal has just shown "^C". */
+			   isatty(STDERR_FILENO) ? "\n" : "", r->o->grace_ms / 1e3);
 }
 
 static void on_pass_signal(void *data, int signo)
@@ -318,6 +319,20 @@ static void reap(struct run *r)
 	}
 }
 
+/* A daemon whose keeper was killed has become our child. */
+static void wait_for_daemon(struct run *r)
+{
+	int status;
+	pid_t pid;
+
+	if (!WIFSIGNALED(r->keeper_status))
+		return;
+	/* It has closed its link, so it is as good as gone. */
+	for (int i = 0; i < 200 && (pid = waitpid(-1, &status, WNOHANG)) >= 0; i++)
+		if (!pid)
+			(void)usleep(1000);
+}
+
 /* Keeper and daemon are both gone: what was below them has fallen to us. */
 static void kill_orphans(struct run *r)
 {
@@ -423,6 +438,7 @@ int run_job(const struct run_options *o, const struct msg_plan *plan,
 	} else {
 		loop_run(r.loop);
 		wait_for_keeper(&r);
+		wait_for_daemon(&r);
 		kill_orphans(&r);
 		if (!r.ended)
 			say_lost(&r);

@@ -15,6 +15,7 @@ enum {
 	LINE_MAX_SHOWN = 4096, /* longer lines come in pieces */
 	IDLE_MS = 500,         /* an unfinished line is shown after this */
 	REDRAW_MS = 500,       /* how often a progress bar is shown */
+	QUOTE_MAX = 400,
 };
 
 struct line {
@@ -92,16 +93,22 @@ static void add_escaped(struct buf *out, struct slice text)
 	}
 }
 
+static void add_text(const struct screen *s, int stream, struct buf *out,
+		     struct slice text)
+{
+	if (s->is_tty[stream])
+		add_escaped(out, text);
+	else
+		(void)buf_add(out, text.data, text.len);
+}
+
 static void show(struct screen *s, uint32_t rank, int stream, struct line *l,
 		 struct slice text, bool goes_on)
 {
 	struct buf out = { 0 };
 
 	(void)buf_addf(&out, "[%u] %s", rank, l->continued ? "..." : "");
-	if (s->is_tty[stream])
-		add_escaped(&out, text);
-	else
-		(void)buf_add(&out, text.data, text.len);
+	add_text(s, stream, &out, text);
 	(void)buf_add_str(&out, goes_on ? "...\n" : "\n");
 	l->continued = goes_on;
 	sink_write(&s->sinks[stream], buf_data(&out), buf_len(&out));
@@ -263,6 +270,19 @@ void screen_say(struct screen *s, const char *fmt, ...)
 	}
 	sink_write(&s->sinks[STREAM_ERR], text, (size_t)n);
 	sink_write(&s->sinks[STREAM_ERR], "\n", 1);
+}
+
+void screen_quote(struct screen *s, const char *head, struct slice line)
+{
+	struct buf out = { 0 };
+	bool cut = line.len > QUOTE_MAX;
+
+	line.len = cut ? QUOTE_MAX : line.len;
+	(void)buf_add_str(&out, head);
+	add_text(s, STREAM_ERR, &out, line);
+	(void)buf_add_str(&out, cut ? "...\n" : "\n");
+	sink_write(&s->sinks[STREAM_ERR], buf_data(&out), buf_len(&out));
+	buf_fini(&out);
 }
 
 void screen_finish_lines(struct screen *s)

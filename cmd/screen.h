@@ -34,6 +34,9 @@ void screen_output(struct screen *s, const struct msg_output *msg);
 void screen_say(struct screen *s, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 
+/* A line that somebody else wrote, behind @head; cut at 400 bytes. */
+void screen_quote(struct screen *s, const char *head, struct slice line);
+
 /* The workers have ended: show lines that never got their newline. */
 void screen_finish_lines(struct screen *s);
 

@@ -3,11 +3,14 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/opt.h"
 #include "base/own.h"
+#include "base/path.h"
 #include "cmd/cmd.h"
 
 static const struct opt more_options[] = {
@@ -106,4 +109,16 @@ int settings_finish(struct settings *s)
 		return EXIT_BUG;
 	}
 	return 0;
+}
+
+const char *settings_master_addr(void)
+{
+	struct buf text = { 0 };
+	const char *addr = "127.0.0.1";
+
+	if (path_read_file(&text, "/etc/hosts", 1 << 20, NULL) == 0 &&
+	    memmem(buf_data(&text), buf_len(&text), "localhost", 9))
+		addr = "localhost";
+	buf_fini(&text);
+	return addr;
 }

@@ -1,9 +1,10 @@
 #include "cmd/verdict_block.h"
 
+#include <errno.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <jansson.h>
+#include <unistd.h>
 
 #include "cmd/run.h"
 #include "cmd/screen.h"
@@ -14,10 +15,8 @@ static void say_lines(struct screen *s, struct slice text)
 	while (text.len) {
 		const uint8_t *nl = memchr(text.data, '\n', text.len);
 		size_t n = nl ? (size_t)(nl - text.data) : text.len;
-		int shown = n > 400 ? 400 : (int)n;
 
-		screen_say(s, "  | %.*s%s", shown, (const char *)text.data,
-			   n > 400 ? "..." : "");
+		screen_quote(s, "  | ", slice_of(text.data, n));
 		n += nl != NULL;
 		text.data += n;
 		text.len -= n;
@@ -33,27 +32,40 @@ static void say_message(struct screen *s, struct slice file)
 	if (json_is_object(m))
 		m = json_object_get(m, "message");
 	if (json_is_string(m))
-		screen_say(s, "  what it says went wrong: %.*s", 400,
-			   json_string_value(m));
+		screen_quote(s, "  what it says went wrong: ",
+			     SLICE_STR(json_string_value(m)));
 	json_decref(doc);
+}
+
+/* Where and when: what follows "exited with code 3". */
+static void describe_place(char *out, size_t size, const struct msg_verdict *v,
+			   const char *path)
+{
+	uint64_t us = v->failed_us > v->started_us ? v->failed_us - v->started_us : 0;
+
+	/* The kernel says the same of a script whose interpreter is missing. */
+	if (v->exec_errno == ENOENT && access(path, F_OK) == 0)
+		(void)snprintf(out, size, " (%s, or the interpreter in its first line)",
+			       path);
+	else if (v->exec_errno)
+		(void)snprintf(out, size, " (%s)", path);
+	else if (us < 1000000)
+		(void)snprintf(out, size, ", %.3g ms after the start (pid %u)",
+			       (double)us / 1e3, v->pid);
+	else
+		(void)snprintf(out, size, ", %.1f s after the start (pid %u)",
+			       (double)us / 1e6, v->pid);
 }
 
 static void say_failure(struct screen *s, const struct msg_verdict *v,
 			const struct run_options *o)
 {
-	double after = v->failed_us > v->started_us
-			       ? (double)(v->failed_us - v->started_us) / 1e6
-			       : 0;
-	char how[256], where[4200] = "";
+	char how[256], place[4200];
 
 	verdict_describe(how, sizeof(how), v->status, v->exec_errno);
-	if (v->exec_errno)
-		(void)snprintf(where, sizeof(where), " (%s)", o->path);
-	else
-		(void)snprintf(where, sizeof(where), ", %.1f s after the start (pid %u)",
-			       after, v->pid);
+	describe_place(place, sizeof(place), v, o->path);
 	screen_say(s, "accel: rank %u %s%s%s", v->rank,
-		   v->n_workers > 1 ? "failed first: it " : "", how, where);
+		   v->n_workers > 1 ? "failed first: it " : "", how, place);
 	if (v->message.len)
 		say_message(s, v->message);
 	if (v->tail.len && v->n_workers > 1) {
