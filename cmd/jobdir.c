@@ -15,7 +15,8 @@
 #include "base/path.h"
 #include "base/strv.h"
 
-static const char letters[] = "abcdefghijkmnpqrstuvwxyz23456789"; /* 32, without l, o, 0, 1 */
+static const char letters[] =
+	"abcdefghijkmnpqrstuvwxyz23456789"; /* 32, without l, o, 0, 1 */
 
 /* A variable that holds an absolute path, as the XDG rules want it. */
 static const char *folder_variable(const char *name)
@@ -116,8 +117,8 @@ static int make_in_default(struct jobdir *j, bool *ret_fallback, struct err *err
 		OWN_MEM char *above = NULL;
 
 		*ret_fallback = last;
-		if (last && asprintf(&above, "%s/accel-%d", temporary_folder(),
-				     geteuid()) < 0)
+		if (last &&
+		    asprintf(&above, "%s/accel-%d", temporary_folder(), geteuid()) < 0)
 			above = NULL;
 		/* Anyone may write into the temporary folder: ours must be ours. */
 		r = above ? path_private_dir(above, err) : 0;

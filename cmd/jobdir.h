@@ -8,10 +8,10 @@ struct err;
 struct strv;
 
 struct jobdir {
-	char id[32];      /* "20260131-235959-x7k2" */
-	char *dir;        /* absolute, exists, ours, 0700 */
-	char *socket;     /* absolute; its folder exists, ours, 0700 */
-	char *created;    /* folder of @log_dir, when it was made for this job */
+	char id[32];   /* "20260131-235959-x7k2" */
+	char *dir;     /* absolute, exists, ours, 0700 */
+	char *socket;  /* absolute; its folder exists, ours, 0700 */
+	char *created; /* folder of @log_dir, when it was made for this job */
 };
 
 /*

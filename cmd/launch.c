@@ -195,6 +195,7 @@ static int start_job(const struct launch *l, const struct jobdir *job, const cha
 		.acceld = acceld,
 		.job = job->id,
 		.job_dir = job->dir,
+		.socket = job->socket,
 		.path = l->program.path,
 		.n_processes = n,
 		.grace_ms = plan.grace_ms,

@@ -113,7 +113,8 @@ static int python_given(char **ret, const char *python, char *const *env, struct
 
 	if (!strchr(python, '/')) {
 		r = path_find(ret, python, search_path(env));
-		return r < 0 ? err_set(err, r, "find the interpreter %s: it is not on PATH",
+		return r < 0 ? err_set(err, r,
+				       "find the interpreter %s: it is not on PATH",
 				       python)
 			     : 0;
 	}
@@ -243,9 +244,10 @@ static int resolve_executable(struct program *p, const char *word, char *const *
 	if (!strchr(word, '/')) {
 		r = path_find(&p->path, word, search_path(env));
 		if (r < 0 && access(word, F_OK) < 0)
-			return err_set(err, r,
-				       "find %s: it is neither on PATH nor in this folder",
-				       word);
+			return err_set(
+				err, r,
+				"find %s: it is neither on PATH nor in this folder",
+				word);
 		if (r < 0 && asprintf(&p->path, "./%s", word) < 0)
 			return err_set(err, -ENOMEM, "program");
 	} else {

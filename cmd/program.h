@@ -16,10 +16,10 @@ struct program {
 };
 
 struct program_options {
-	bool is_module;       /* -m: the first word is a module */
-	bool no_python;       /* never through an interpreter */
-	const char *python;   /* --python, or NULL */
-	const char *accel;    /* argv[0] of the accel being run */
+	bool is_module;     /* -m: the first word is a module */
+	bool no_python;     /* never through an interpreter */
+	const char *python; /* --python, or NULL */
+	const char *accel;  /* argv[0] of the accel being run */
 };
 
 /*

@@ -71,7 +71,8 @@ int rank_table_print(const struct settings *s, const struct program *p)
 	(void)strv_add_all(&user, environ);
 	(void)strv_add_all(&user, config_list(s->config, SET_ENV)->v);
 	print_argv(&out, p);
-	(void)buf_addf(&out, "1 node x %u = %u process%s\n\n  rank  node  local rank  device\n",
+	(void)buf_addf(&out,
+		       "1 node x %u = %u process%s\n\n  rank  node  local rank  device\n",
 		       n, n, n == 1 ? "" : "es");
 	for (uint32_t i = 0; i < n; i++) {
 		int count = s->devices.count;

@@ -22,6 +22,7 @@
 #include "cmd/screen.h"
 #include "cmd/verdict_block.h"
 #include "rendezvous/link.h"
+#include "supervisor/cgroup.h"
 #include "supervisor/tree.h"
 
 /* What the terminal has not taken beyond this stays with the supervisor. */
@@ -50,9 +51,8 @@ struct run {
 	struct link *link;
 	struct screen *screen;
 	struct sigwatch *signals[N_STOP_RULES + N_PASSED_ON];
-	pid_t keeper;
+	pid_t keeper, daemon;
 	int keeper_status;
-	bool keeper_reaped;
 
 	int n_stops;     /* how often the user asked */
 	int stop_reason; /* the first signal, or 0 */
@@ -178,6 +178,7 @@ static void on_message(void *data, unsigned type, const union message_any *msg)
 				   (const char *)msg->note.text.data);
 		break;
 	case MSG_ACCEPTED:
+		r->daemon = (pid_t)msg->accepted.pid;
 		if (r->o->verbose)
 			screen_say(r->screen, "accel: the store is on port %u",
 				   msg->accepted.master_port);
@@ -296,6 +297,7 @@ struct sweep {
 	int n;
 };
 
+/* Once it is reaped, its own children have fallen to us. */
 static void kill_if_of_job(void *data, pid_t pid)
 {
 	struct sweep *s = data;
@@ -304,55 +306,35 @@ static void kill_if_of_job(void *data, pid_t pid)
 		return;
 	s->n++;
 	(void)kill(pid, SIGKILL);
+	(void)waitpid(pid, NULL, 0);
 }
 
-static void reap(struct run *r)
-{
-	int status;
-	pid_t pid;
-
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-		if (pid != r->keeper)
-			continue;
-		r->keeper_reaped = true;
-		r->keeper_status = status;
-	}
-}
-
-/* A daemon whose keeper was killed has become our child. */
-static void wait_for_daemon(struct run *r)
-{
-	int status;
-	pid_t pid;
-
-	if (!WIFSIGNALED(r->keeper_status))
-		return;
-	/* It has closed its link, so it is as good as gone. */
-	for (int i = 0; i < 200 && (pid = waitpid(-1, &status, WNOHANG)) >= 0; i++)
-		if (!pid)
-			(void)usleep(1000);
-}
-
-/* Keeper and daemon are both gone: what was below them has fallen to us. */
-static void kill_orphans(struct run *r)
+/* Keeper and daemon were killed: what was below them has fallen to us, and what
+ * they would have removed is ours to remove. */
+static void clean_up(struct run *r)
 {
 	struct sweep s = { .run = r };
 
+	cgroup_sweep(r->o->job);
 	do {
 		s.n = 0;
 		(void)tree_children(kill_if_of_job, &s);
-		reap(r);
-		if (s.n)
-			(void)usleep(1000);
 	} while (s.n);
+	(void)unlink(r->o->socket);
+}
+
+/* Its end of the link closes before its children change hands; wait it out. It
+ * is our child only if its keeper is gone. */
+static void wait_for_daemon(struct run *r)
+{
+	while (r->daemon && waitpid(r->daemon, NULL, 0) < 0 && errno == EINTR)
+		;
 }
 
 static void wait_for_keeper(struct run *r)
 {
-	while (!r->keeper_reaped && waitpid(r->keeper, &r->keeper_status, 0) < 0)
-		if (errno != EINTR)
-			break;
-	r->keeper_reaped = true;
+	while (waitpid(r->keeper, &r->keeper_status, 0) < 0 && errno == EINTR)
+		;
 }
 
 static void say_lost(struct run *r)
@@ -432,14 +414,16 @@ int run_job(const struct run_options *o, const struct msg_plan *plan,
 	(void)prctl(PR_SET_CHILD_SUBREAPER, 1);
 	if (run_init(&r, &e) < 0 || link_send(r.link, MSG_PLAN, plan) < 0) {
 		say_error(e.code ? e.text : "send the plan: it is too large",
-			  e.code ? "" : "An environment of over 16 MB cannot be passed on.");
+			  e.code ? ""
+				 : "An environment of over 16 MB cannot be passed on.");
 		r.refused = true;
 		r.exit_code = e.code ? EXIT_BUG : EXIT_USAGE;
 	} else {
 		loop_run(r.loop);
 		wait_for_keeper(&r);
 		wait_for_daemon(&r);
-		kill_orphans(&r);
+		if (WIFSIGNALED(r.keeper_status))
+			clean_up(&r);
 		if (!r.ended)
 			say_lost(&r);
 		screen_flush(r.screen, has_given_up, &r);

@@ -10,15 +10,16 @@
 
 struct run_options {
 	const char *acceld; /* its path */
-	const char *job, *job_dir;
-	const char *path;   /* the program's file, for messages */
+	const char *job, *job_dir, *socket;
+	const char *path; /* the program's file, for messages */
 	uint32_t n_processes;
 	uint32_t grace_ms;
 	bool verbose;
 };
 
 enum {
-	RUN_REFUSED = -1, /* nothing was started; *@ret_refused_code says what to exit with */
+	RUN_REFUSED =
+		-1, /* nothing was started; *@ret_refused_code says what to exit with */
 };
 
 /* Run the job of @plan. Returns the exit code, or RUN_REFUSED. */

@@ -48,9 +48,11 @@ static void on_sink_change(void *data)
 
 static size_t utf8_len(const uint8_t *p, size_t left)
 {
-	size_t n = *p < 0x80 ? 1 : (*p & 0xe0) == 0xc0 ? 2
-				 : (*p & 0xf0) == 0xe0 ? 3
-				 : (*p & 0xf8) == 0xf0 ? 4 : 0;
+	size_t n = *p < 0x80             ? 1
+		   : (*p & 0xe0) == 0xc0 ? 2
+		   : (*p & 0xf0) == 0xe0 ? 3
+		   : (*p & 0xf8) == 0xf0 ? 4
+					 : 0;
 
 	if (!n || n > left || (n == 2 && *p < 0xc2))
 		return 0;
@@ -234,8 +236,8 @@ static void say_skipped(struct screen *s, const struct msg_output *msg)
 	show_held(s, msg->rank, (int)msg->stream, l, false);
 	screen_say(s, "[%u] %llu lines (%llu bytes) not shown here; they are in %s/%.*s",
 		   msg->rank, (unsigned long long)msg->skipped_lines,
-		   (unsigned long long)msg->skipped_bytes, s->job_dir,
-		   (int)msg->path.len, (const char *)msg->path.data);
+		   (unsigned long long)msg->skipped_bytes, s->job_dir, (int)msg->path.len,
+		   (const char *)msg->path.data);
 }
 
 void screen_output(struct screen *s, const struct msg_output *msg)

@@ -22,6 +22,7 @@
 #include "cmd/cmd.h"
 #include "cmd/jobdir.h"
 #include "rendezvous/messages.h"
+#include "supervisor/cgroup.h"
 
 enum { ANSWER_MS = 1000, PACKET_MAX = 16384 };
 
@@ -61,8 +62,7 @@ static int ask(int fd, uint8_t *packet, struct msg_status *ret)
 	if (r < 0)
 		return r;
 	n = recv(fd, packet, PACKET_MAX, 0);
-	if (n <= 0 ||
-	    frame_decode(slice_of(packet, (size_t)n), &f, NULL) != 1 ||
+	if (n <= 0 || frame_decode(slice_of(packet, (size_t)n), &f, NULL) != 1 ||
 	    f.type != MSG_STATUS)
 		return -EPROTO;
 	return wire_decode(message_of(MSG_STATUS), f.body, ret, NULL);
@@ -90,13 +90,13 @@ static json_t *text_json(struct slice s)
 
 static void add_json(struct listing *l, const struct msg_status *s)
 {
-	json_t *o = json_pack("{s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:b, s:i, s:f}", "job",
-			      text_json(s->job), "program", text_json(s->program),
-			      "job_dir", text_json(s->job_dir), "pid", (int)s->pid,
-			      "num_processes", (int)s->n_workers, "running",
-			      (int)s->n_running, "attempt", (int)s->attempt, "stopping",
-			      s->stopping != 0, "master_port", (int)s->master_port,
-			      "started", (double)s->started_us / 1e6);
+	json_t *o =
+		json_pack("{s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:b, s:i, s:f}", "job",
+			  text_json(s->job), "program", text_json(s->program), "job_dir",
+			  text_json(s->job_dir), "pid", (int)s->pid, "num_processes",
+			  (int)s->n_workers, "running", (int)s->n_running, "attempt",
+			  (int)s->attempt, "stopping", s->stopping != 0, "master_port",
+			  (int)s->master_port, "started", (double)s->started_us / 1e6);
 
 	(void)json_array_append_new(l->jobs, o);
 }
@@ -117,6 +117,17 @@ static void add_job(struct listing *l, const struct msg_status *s)
 		       (const char *)s->job_dir.data);
 }
 
+/* accel, keeper and daemon of that job were killed at once, and there was nobody
+ * left to do this. */
+static void remove_remains(const char *path, const char *name)
+{
+	OWN_MEM char *job = strndup(name, strlen(name) - strlen(".sock"));
+
+	if (job)
+		cgroup_sweep(job);
+	(void)unlink(path);
+}
+
 static void try_socket(struct listing *l, const char *dir, const char *name)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
@@ -128,9 +139,8 @@ static void try_socket(struct listing *l, const char *dir, const char *name)
 			       name) >= (int)sizeof(addr.sun_path))
 		return;
 	if (connect(fd, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
-		/* Everything of that job was killed at once; nobody else can. */
 		if (errno == ECONNREFUSED)
-			(void)unlink(addr.sun_path);
+			remove_remains(addr.sun_path, name);
 		return;
 	}
 	if (ask(fd, packet, &status) == 0)

@@ -302,7 +302,10 @@ static int open_job(struct coordinator *c, struct err *err)
 
 static void start(struct coordinator *c, const struct msg_plan *plan)
 {
-	struct msg_accepted accepted = { .master_port = store_server_port(c->store) };
+	struct msg_accepted accepted = {
+		.master_port = store_server_port(c->store),
+		.pid = (uint32_t)getpid(),
+	};
 	struct msg_start msg = {
 		.n_nodes = 1,
 		.n_local = c->plan.n_processes,

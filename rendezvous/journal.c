@@ -87,10 +87,9 @@ static json_t *plan_json(const struct plan *p)
 {
 	return json_pack("{s:o, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:i, s:f}", "job",
 			 json_text(p->job), "program", json_text(p->program), "path",
-			 json_text(p->path), "argv", json_strv(&p->argv),
-			 "num_processes", (int)p->n_processes, "cpu",
-			 (p->flags & PLAN_CPU) != 0, "mixed_precision",
-			 json_text(p->mixed_precision), "master_addr",
+			 json_text(p->path), "argv", json_strv(&p->argv), "num_processes",
+			 (int)p->n_processes, "cpu", (p->flags & PLAN_CPU) != 0,
+			 "mixed_precision", json_text(p->mixed_precision), "master_addr",
 			 json_text(p->master_addr), "master_port", (int)p->master_port,
 			 "grace", p->grace_ms / 1e3);
 }
@@ -258,7 +257,8 @@ int journal_report(struct journal *j, const struct plan *plan,
 	for (uint32_t i = 0; i < n_workers; i++)
 		(void)json_array_append_new(list, worker_json(i, &workers[i]));
 	if (failed)
-		(void)json_object_set_new(doc, "first_failure", first_failure_json(plan, v));
+		(void)json_object_set_new(doc, "first_failure",
+					  first_failure_json(plan, v));
 	(void)json_object_set_new(doc, "workers", list);
 	return write_json(j, "report.json", doc, err);
 }

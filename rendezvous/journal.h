@@ -34,11 +34,12 @@ const char *journal_error(const struct journal *j);
 struct journal_worker {
 	uint32_t pid;
 	int32_t status, exec_errno;
-	uint32_t flags;     /* EXIT_... */
-	uint64_t ended_us;  /* 0: never started */
+	uint32_t flags;    /* EXIT_... */
+	uint64_t ended_us; /* 0: never started */
 };
 
 /* Write report.json. */
 int journal_report(struct journal *j, const struct plan *plan,
-		   const struct msg_verdict *verdict, const struct journal_worker *workers,
-		   uint32_t n_workers, struct err *err);
+		   const struct msg_verdict *verdict,
+		   const struct journal_worker *workers, uint32_t n_workers,
+		   struct err *err);

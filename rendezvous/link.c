@@ -18,7 +18,7 @@ struct link {
 	struct buf in, out;
 	const struct link_ops *ops;
 	void *data;
-	bool held;       /* nothing is taken in for now */
+	bool held;       /* nothing is taken in */
 	bool ended;      /* nothing goes out any more */
 	bool delivering; /* a handler of ours is running */
 	bool freed;      /* ... and freed us */

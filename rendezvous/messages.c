@@ -4,29 +4,27 @@
 
 #include "rendezvous/messages.h"
 
-#define FIELD(type, member, kind) { #member, kind, offsetof(struct type, member) }
+#define FIELD(type, member, kind)                                                        \
+	{                                                                                \
+#member, kind, offsetof(struct type, member)                             \
+	}
 #define MESSAGE(type, fields)                                                            \
-	{ #type, fields, sizeof(fields) / sizeof((fields)[0]), sizeof(struct type) }
+	{                                                                                \
+#type, fields, sizeof(fields) / sizeof((fields)[0]), sizeof(struct type) \
+	}
 
 static const struct field unknown_fields[] = {
 	FIELD(msg_unknown, type, F_U32),
 };
 
 static const struct field plan_fields[] = {
-	FIELD(msg_plan, job, F_BYTES),
-	FIELD(msg_plan, job_dir, F_BYTES),
-	FIELD(msg_plan, socket, F_BYTES),
-	FIELD(msg_plan, program, F_BYTES),
-	FIELD(msg_plan, path, F_BYTES),
-	FIELD(msg_plan, argv, F_LIST),
-	FIELD(msg_plan, env, F_SECRET),
-	FIELD(msg_plan, n_processes, F_U32),
-	FIELD(msg_plan, flags, F_U32),
-	FIELD(msg_plan, mixed_precision, F_BYTES),
-	FIELD(msg_plan, master_addr, F_BYTES),
-	FIELD(msg_plan, master_port, F_U32),
-	FIELD(msg_plan, grace_ms, F_U32),
-	FIELD(msg_plan, lost_grace_ms, F_U32),
+	FIELD(msg_plan, job, F_BYTES),         FIELD(msg_plan, job_dir, F_BYTES),
+	FIELD(msg_plan, socket, F_BYTES),      FIELD(msg_plan, program, F_BYTES),
+	FIELD(msg_plan, path, F_BYTES),        FIELD(msg_plan, argv, F_LIST),
+	FIELD(msg_plan, env, F_SECRET),        FIELD(msg_plan, n_processes, F_U32),
+	FIELD(msg_plan, flags, F_U32),         FIELD(msg_plan, mixed_precision, F_BYTES),
+	FIELD(msg_plan, master_addr, F_BYTES), FIELD(msg_plan, master_port, F_U32),
+	FIELD(msg_plan, grace_ms, F_U32),      FIELD(msg_plan, lost_grace_ms, F_U32),
 };
 
 static const struct field refused_fields[] = {
@@ -37,12 +35,13 @@ static const struct field refused_fields[] = {
 
 static const struct field accepted_fields[] = {
 	FIELD(msg_accepted, master_port, F_U32),
+	FIELD(msg_accepted, pid, F_U32),
 };
 
 static const struct field start_fields[] = {
-	FIELD(msg_start, attempt, F_U32),    FIELD(msg_start, node, F_U32),
-	FIELD(msg_start, n_nodes, F_U32),    FIELD(msg_start, first_rank, F_U32),
-	FIELD(msg_start, n_local, F_U32),    FIELD(msg_start, n_world, F_U32),
+	FIELD(msg_start, attempt, F_U32),     FIELD(msg_start, node, F_U32),
+	FIELD(msg_start, n_nodes, F_U32),     FIELD(msg_start, first_rank, F_U32),
+	FIELD(msg_start, n_local, F_U32),     FIELD(msg_start, n_world, F_U32),
 	FIELD(msg_start, master_port, F_U32),
 };
 

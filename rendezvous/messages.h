@@ -68,6 +68,7 @@ struct msg_refused {
 
 struct msg_accepted {
 	uint32_t master_port;
+	uint32_t pid; /* of the daemon */
 };
 
 struct msg_start {
@@ -94,7 +95,7 @@ struct msg_exited {
 	int32_t exec_errno; /* when the program could not be executed */
 	uint32_t flags;
 	uint64_t time_us;
-	uint64_t failed_us;  /* when its own error file was written, or 0 */
+	uint64_t failed_us;   /* when its own error file was written, or 0 */
 	struct slice message; /* of its error file */
 	struct slice tail;    /* the last lines it wrote */
 	struct slice tail_path;

@@ -10,7 +10,11 @@ static const struct {
 	const char *name;
 	size_t from, to;
 } plan_strings[] = {
-#define STRING(member) { #member, offsetof(struct msg_plan, member), offsetof(struct plan, member) }
+#define STRING(member)                                                                   \
+	{                                                                                \
+#member, offsetof(struct msg_plan, member),                              \
+			offsetof(struct plan, member)                                    \
+	}
 	STRING(job),  STRING(job_dir),         STRING(socket),      STRING(program),
 	STRING(path), STRING(mixed_precision), STRING(master_addr),
 #undef STRING
@@ -30,8 +34,8 @@ static int copy_list(struct strv *to, struct slice_list list)
 static int copy(struct plan *p, const struct msg_plan *msg, struct err *err)
 {
 	for (int i = 0; i < N_STRINGS; i++) {
-		const struct slice *from = (const void *)((const char *)msg +
-							  plan_strings[i].from);
+		const struct slice *from =
+			(const void *)((const char *)msg + plan_strings[i].from);
 		char **to = (void *)((char *)p + plan_strings[i].to);
 
 		if (!from->len || memchr(from->data, 0, from->len))

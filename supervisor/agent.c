@@ -29,9 +29,9 @@
 #include "supervisor/worker.h"
 
 enum {
-	SPAWN_BATCH = 32,  /* started per round of the loop */
-	TICK_MS = 20,      /* how often the dead are looked for while killing */
-	KILL_TICK_MS = 2,  /* at the very end, when nothing else goes on */
+	SPAWN_BATCH = 32,   /* started per round of the loop */
+	TICK_MS = 20,       /* how often the dead are looked for while killing */
+	KILL_TICK_MS = 2,   /* at the very end, when nothing else goes on */
 	PATIENCE_MS = 1000, /* after this much waiting the user is told for what */
 	TAIL_LINES = 10,
 	TOLD_MAX = 65536,
@@ -47,8 +47,8 @@ struct worker {
 	uint64_t page_inode;
 	struct watch *exit_watch;
 	struct output outputs[N_STREAMS];
-	bool started;         /* outputs are in use */
-	bool signalled;       /* we told it to end */
+	bool started;              /* outputs are in use */
+	bool signalled;            /* we told it to end */
 	uint64_t group_kill_at_ms; /* while lingering */
 };
 
@@ -89,8 +89,8 @@ struct agent {
 
 	/* Taking things down. */
 	struct timer *tick, *patience;
-	int stop_signo;       /* 0: the job runs */
-	uint64_t kill_at_ms;  /* 0: no limit yet */
+	int stop_signo;      /* 0: the job runs */
+	uint64_t kill_at_ms; /* 0: no limit yet */
 	bool killing, sweeping, idle;
 	uint32_t n_killed;
 	struct leftovers leftovers;
@@ -116,8 +116,8 @@ static void worker_event(struct worker *w, enum worker_event event)
 	enum worker_state before = w->state;
 
 	w->state = worker_next(before, event);
-	w->agent->n_lingering += (w->state == WORKER_LINGERING) -
-				 (before == WORKER_LINGERING);
+	w->agent->n_lingering +=
+		(w->state == WORKER_LINGERING) - (before == WORKER_LINGERING);
 }
 
 static bool is_alive(const struct worker *w)
@@ -394,12 +394,13 @@ static void on_patience(void *data)
 	char ranks[128] = "";
 	size_t len = 0;
 	uint64_t now = now_ms();
-	unsigned left = a->kill_at_ms > now ? (unsigned)((a->kill_at_ms - now + 500) / 1000)
-					    : 0;
+	unsigned left =
+		a->kill_at_ms > now ? (unsigned)((a->kill_at_ms - now + 500) / 1000) : 0;
 
 	if (a->sweeping) {
 		tell(a, NOTE_WARNING,
-		     "waiting for %u processes that the workers left behind; SIGKILL in %u s",
+		     "waiting for %u processes that the workers left behind; SIGKILL in "
+		     "%u s",
 		     a->leftovers.n_seen, left);
 		return;
 	}
@@ -410,8 +411,8 @@ static void on_patience(void *data)
 			break;
 		}
 	if (len)
-		tell(a, NOTE_WARNING, "waiting for rank %s to end; SIGKILL in %u s", ranks,
-		     left);
+		tell(a, NOTE_WARNING, "waiting for rank %s to end; SIGKILL in %u s",
+		     ranks, left);
 }
 
 static void on_stop(struct agent *a, const struct msg_stop *msg)
@@ -653,9 +654,8 @@ static void start_worker(struct worker *w)
 	}
 	worker_event(w, WORKER_SPAWNED);
 	a->n_alive++;
-	if (w->pidfd < 0 ||
-	    watch_new(&w->exit_watch, a->loop, w->pidfd, WATCH_READ, on_exit_ready, w,
-		      NULL) < 0)
+	if (w->pidfd < 0 || watch_new(&w->exit_watch, a->loop, w->pidfd, WATCH_READ,
+				      on_exit_ready, w, NULL) < 0)
 		own_close(&w->pidfd); /* SIGCHLD will tell */
 	msg.pid = (uint32_t)w->pid;
 	msg.time_us = wall_us();

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,6 +13,7 @@
 
 /* Where cgroup2 is mounted: at the top, or beside v1 hierarchies. */
 static const char *const mounts[] = { "/sys/fs/cgroup", "/sys/fs/cgroup/unified" };
+enum { N_MOUNTS = sizeof(mounts) / sizeof(mounts[0]) };
 
 /* Our own path in the v2 hierarchy: the line "0::/path". */
 static int own_path(char *out, size_t size)
@@ -31,32 +34,54 @@ static int own_path(char *out, size_t size)
 	return r;
 }
 
+/* The place of cgroup @name below our own, on the given mount. */
+static int path_on(char *out, size_t size, const char *mount, const char *name)
+{
+	char own[2048];
+	int r = own_path(own, sizeof(own));
+
+	if (!r && snprintf(out, size, "%s%s/accel-%s", mount, strcmp(own, "/") ? own : "",
+			   name) >= (int)size)
+		r = -ENAMETOOLONG;
+	return r;
+}
+
+static bool can_kill(const char *path)
+{
+	char file[PATH_MAX + 16];
+
+	(void)snprintf(file, sizeof(file), "%s/cgroup.kill", path);
+	return access(file, W_OK) == 0;
+}
+
 int cgroup_new(char *out, size_t size, const char *name)
 {
-	char own[2048], path[4096], procs[4200];
-
-	out[0] = 0;
-	if (own_path(own, sizeof(own)) < 0)
-		return -ENOENT;
-	for (size_t i = 0; i < sizeof(mounts) / sizeof(mounts[0]); i++) {
-		int n = snprintf(path, sizeof(path), "%s%s/accel-%s", mounts[i],
-				 strcmp(own, "/") ? own : "", name);
-
-		(void)snprintf(procs, sizeof(procs), "%s/cgroup.kill", path);
-		if ((size_t)n >= size || mkdir(path, 0700) < 0)
+	for (size_t i = 0; i < N_MOUNTS; i++) {
+		if (path_on(out, size, mounts[i], name) < 0 || mkdir(out, 0700) < 0)
 			continue;
-		if (access(procs, W_OK) == 0) {
-			(void)strcpy(out, path);
-			return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		}
-		(void)rmdir(path); /* a tmpfs, or a kernel without cgroup.kill */
+		if (can_kill(out))
+			return open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		(void)rmdir(out); /* a tmpfs, or a kernel without cgroup.kill */
 	}
+	out[0] = 0;
 	return -ENOENT;
+}
+
+void cgroup_sweep(const char *name)
+{
+	char path[PATH_MAX];
+
+	for (size_t i = 0; i < N_MOUNTS; i++) {
+		if (path_on(path, sizeof(path), mounts[i], name) < 0 || !can_kill(path))
+			continue;
+		cgroup_kill(path);
+		cgroup_remove(path);
+	}
 }
 
 void cgroup_kill(const char *path)
 {
-	char file[4200];
+	char file[PATH_MAX + 16];
 	OWN_FD int fd = -1;
 
 	(void)snprintf(file, sizeof(file), "%s/cgroup.kill", path);

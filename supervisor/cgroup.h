@@ -15,5 +15,9 @@ int cgroup_new(char *out, size_t size, const char *name);
 /* SIGKILL to everything in it, if it exists. */
 void cgroup_kill(const char *path);
 
+/* The same and cgroup_remove() for the cgroup called @name below our own, for
+ * whoever finds that a job's supervisor is no more. */
+void cgroup_sweep(const char *name);
+
 /* Remove it; it must be empty. */
 void cgroup_remove(const char *path);

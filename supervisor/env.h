@@ -16,13 +16,13 @@ struct worker_env {
 	uint32_t master_port;
 	const char *job;
 	const char *mixed_precision;
-	const char *device_kind;  /* "cuda", ..., "cpu" */
-	int n_devices;            /* of that kind; 0 for "cpu" */
-	int n_cores;              /* of this node */
-	int control_fd;           /* or -1 */
+	const char *device_kind; /* "cuda", ..., "cpu" */
+	int n_devices;           /* of that kind; 0 for "cpu" */
+	int n_cores;             /* of this node */
+	int control_fd;          /* or -1 */
 	uint64_t control_inode;
 	const char *socket;
-	const char *error_file;   /* where this rank may write why it failed */
+	const char *error_file; /* where this rank may write why it failed */
 };
 
 /* Append what accel adds, "NAME=value" each, to @out; @user is the environment

@@ -20,8 +20,9 @@ static void write_file(struct output *o, struct slice bytes)
 	if (o->file_failed)
 		return;
 	if (o->file < 0)
-		o->file = open(o->path,
-			       O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+		o->file =
+			open(o->path,
+			     O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 	r = o->file < 0 ? -errno : fd_write_all(o->file, bytes.data, bytes.len);
 	if (!r) {
 		o->written += bytes.len;
@@ -122,8 +123,8 @@ int output_tail(const struct output *o, int max_lines, struct buf *out)
 {
 	uint8_t text[TAIL_SIZE];
 	size_t want = o->written < TAIL_SIZE ? (size_t)o->written : TAIL_SIZE;
-	ssize_t n = o->file < 0 ? 0
-				: pread(o->file, text, want, (off_t)(o->written - want));
+	ssize_t n =
+		o->file < 0 ? 0 : pread(o->file, text, want, (off_t)(o->written - want));
 	size_t from;
 
 	if (n <= 0)

@@ -20,7 +20,7 @@
 #include "base/own.h"
 
 /* A terminal's keys and a dying reader are the client's business. */
-static const int own_ignored[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP,
+static const int own_ignored[] = { SIGINT,  SIGQUIT, SIGTERM, SIGHUP,
 				   SIGPIPE, SIGTSTP, SIGUSR1, SIGUSR2 };
 enum { N_OWN_IGNORED = sizeof(own_ignored) / sizeof(own_ignored[0]) };
 
@@ -104,14 +104,22 @@ int spawn_process(const struct spawn *s, bool want_pidfd, pid_t *ret_pid, int *r
 		  struct err *err)
 {
 	pid_t parent = getpid(), pid;
-	int pidfd = -1;
+	sigset_t all, before;
+	int pidfd = -1, saved;
 
 	*s->exec_errno = 0;
+	/* A signal that reaches the child while it still ignores what we ignore
+	 * would be lost; blocked, it waits until the child is itself. */
+	(void)sigfillset(&all);
+	(void)sigprocmask(SIG_SETMASK, &all, &before);
 	pid = fork_process(s, want_pidfd, &pidfd);
-	if (pid < 0)
-		return err_sys(err, "start a process");
 	if (!pid)
 		become(s, parent);
+	saved = errno;
+	(void)sigprocmask(SIG_SETMASK, &before, NULL);
+	errno = saved;
+	if (pid < 0)
+		return err_sys(err, "start a process");
 	*ret_pid = pid;
 	*ret_pidfd = pidfd;
 	return 0;

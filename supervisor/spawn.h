@@ -27,8 +27,8 @@ struct spawn {
 	const char *path;
 	char *const *argv, *const *env;
 	int stdin_fd, stdout_fd, stderr_fd; /* all above 2 */
-	int keep_fd;   /* stays open under its own number, or -1 */
-	int cgroup_fd; /* folder of the cgroup to start in, or -1 */
+	int keep_fd;                        /* stays open under its own number, or -1 */
+	int cgroup_fd;                      /* folder of the cgroup to start in, or -1 */
 	const struct inherited *inherited;
 	int *exec_errno; /* in shared memory: where a failed exec says why */
 };

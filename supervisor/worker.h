@@ -6,7 +6,7 @@
  */
 
 enum worker_state {
-	WORKER_NEW,       /* not started yet */
+	WORKER_NEW, /* not started yet */
 	WORKER_RUNNING,
 	WORKER_STOPPING,  /* has been told to end */
 	WORKER_LINGERING, /* its main process ended, others of its group live on */
