@@ -235,14 +235,18 @@ static void set_deadline(struct agent *a, uint32_t grace_ms)
 		a->kill_at_ms = at;
 }
 
-/* SIGINT goes to the whole group, as a terminal would send it; anything else to
- * the main process alone, which may need its helpers to save its work. */
+/*
+ * SIGINT goes to the whole group, as a terminal would send it, and so does
+ * SIGKILL; anything else to the main process alone, which may need its helpers
+ * to save its work. A worker that has not yet made its group is alone.
+ */
 static void signal_worker(struct worker *w, int signo)
 {
+	bool to_group = signo == SIGINT || signo == SIGKILL;
+
 	w->signalled = true;
-	if (signo == SIGINT || signo == SIGKILL)
-		(void)kill(-w->pid, signo);
-	(void)kill(w->pid, signo);
+	if (!to_group || kill(-w->pid, signo) < 0)
+		(void)kill(w->pid, signo);
 }
 
 static void kill_everything(struct agent *a)
@@ -252,9 +256,15 @@ static void kill_everything(struct agent *a)
 	a->killing = true;
 	if (a->board->cgroup[0])
 		cgroup_kill(a->board->cgroup);
-	for (uint32_t i = 0; i < a->n_workers; i++)
-		if (is_alive(&a->workers[i]) || a->workers[i].state == WORKER_LINGERING)
+	for (uint32_t i = 0; i < a->n_workers; i++) {
+		const struct worker *w = &a->workers[i];
+
+		if (is_alive(w))
 			signal_worker(&a->workers[i], SIGKILL);
+		else if (w->state == WORKER_LINGERING)
+			(void)kill(-w->pid,
+				   SIGKILL); /* its pid alone may be another's now */
+	}
 	/* What was in other groups falls to us when its parents are dead. */
 	if (a->sweeping)
 		tree_kill_children();

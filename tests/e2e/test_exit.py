@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 
 import pytest
 
@@ -397,3 +398,29 @@ def test_ignored_hangup_stays_ignored(cluster: Cluster) -> None:
     go.release()
     r = job.wait()
     assert (r.code, r.text) == (0, "alive\n")
+
+
+COUNT_SIGINTS = """
+import signal, sys, time
+n = 0
+def on_sigint(*_):
+    global n
+    n += 1
+signal.signal(signal.SIGINT, on_sigint)
+open(sys.argv[1], "w").write("ready\\n")
+while not n:
+    signal.pause()
+end = time.monotonic() + 0.2
+while time.monotonic() < end:
+    time.sleep(0.01)
+print("SIGINTs:", n)
+"""
+
+
+def test_ctrl_c_reaches_the_program_once(cluster: Cluster) -> None:
+    ready = cluster.fifo()
+    script = cluster.write(cluster.files / "count.py", COUNT_SIGINTS)
+    job = cluster.start("--python", sys.executable, script, ready)
+    ready.take(1)
+    job.signal(signal.SIGINT)
+    assert job.wait().text == "SIGINTs: 1\n"
