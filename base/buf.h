@@ -15,11 +15,14 @@ struct slice {
 	size_t len;
 };
 
-#define SLICE_STR(s) ((struct slice){ (const uint8_t *)(s), strlen(s) })
-
 static inline struct slice slice_of(const void *data, size_t len)
 {
 	return (struct slice){ data, len };
+}
+
+static inline struct slice slice_str(const char *text)
+{
+	return (struct slice){ (const uint8_t *)text, strlen(text) };
 }
 
 static inline bool slice_eq(struct slice a, struct slice b)

@@ -1,6 +1,7 @@
 #include "base/loop.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <uv.h>
 
@@ -9,6 +10,9 @@
 
 struct loop {
 	uv_loop_t uv;
+	uv_prepare_t prepare;
+	uv_idle_t again; /* running, it keeps the loop from sleeping */
+	struct prelude *preludes;
 };
 
 struct watch {
@@ -31,7 +35,8 @@ struct sigwatch {
 };
 
 struct prelude {
-	uv_prepare_t uv;
+	struct loop *loop;
+	struct prelude *next;
 	on_prelude_fn *fn;
 	void *data;
 };
@@ -40,6 +45,20 @@ struct prelude {
 static void on_closed(uv_handle_t *h)
 {
 	free(h);
+}
+
+static void on_uv_prepare(uv_prepare_t *uv)
+{
+	struct loop *l = uv->data;
+
+	(void)uv_idle_stop(&l->again);
+	for (struct prelude *p = l->preludes; p; p = p->next)
+		p->fn(p->data);
+}
+
+static void on_uv_idle(uv_idle_t *uv)
+{
+	(void)uv;
 }
 
 int loop_new(struct loop **ret, struct err *err)
@@ -52,6 +71,12 @@ int loop_new(struct loop **ret, struct err *err)
 	r = uv_loop_init(&l->uv);
 	if (r < 0)
 		return err_set(err, r, "event loop: %s", uv_strerror(r));
+	(void)uv_idle_init(&l->uv, &l->again);
+	(void)uv_prepare_init(&l->uv, &l->prepare);
+	l->prepare.data = l;
+	(void)uv_prepare_start(&l->prepare, on_uv_prepare);
+	/* By itself it is no reason to keep the loop going. */
+	uv_unref((uv_handle_t *)&l->prepare);
 	*ret = take(l);
 	return 0;
 }
@@ -60,6 +85,8 @@ struct loop *loop_free(struct loop *l)
 {
 	if (!l)
 		return NULL;
+	uv_close((uv_handle_t *)&l->again, NULL);
+	uv_close((uv_handle_t *)&l->prepare, NULL);
 	(void)uv_run(&l->uv, UV_RUN_NOWAIT); /* lets closing handles go */
 	while (uv_loop_close(&l->uv) == UV_EBUSY)
 		if (!uv_run(&l->uv, UV_RUN_NOWAIT))
@@ -83,23 +110,7 @@ void loop_stop(struct loop *l)
 	uv_stop(&l->uv);
 }
 
-static void on_poll(uv_poll_t *uv, int status, int events)
-{
-	struct watch *w = (struct watch *)uv;
-	int ready = 0;
-
-	if (events & UV_READABLE)
-		ready |= WATCH_READ;
-	if (events & UV_WRITABLE)
-		ready |= WATCH_WRITE;
-	/* An error is found by whoever reads. libuv has stopped the handle; should
-	 * the reader find nothing, watch_set() starts it again. */
-	if (status < 0) {
-		w->events = 0;
-		ready |= WATCH_READ;
-	}
-	w->fn(w->data, ready);
-}
+static void on_poll(uv_poll_t *uv, int status, int events);
 
 void watch_set(struct watch *w, int events)
 {
@@ -118,15 +129,37 @@ void watch_set(struct watch *w, int events)
 		(void)uv_poll_stop(&w->uv);
 }
 
+static void on_poll(uv_poll_t *uv, int status, int events)
+{
+	struct watch *w = (struct watch *)uv;
+	int ready = 0, wanted = w->events;
+
+	if (events & UV_READABLE)
+		ready |= WATCH_READ;
+	if (events & UV_WRITABLE)
+		ready |= WATCH_WRITE;
+	if (status < 0) {
+		/* An error is found by whoever reads. libuv has stopped the handle,
+		 * but there may be more to read than one look takes. */
+		ready |= WATCH_READ;
+		w->events = 0;
+		watch_set(w, wanted);
+	}
+	w->fn(w->data, ready);
+}
+
 int watch_new(struct watch **ret, struct loop *l, int fd, int events, on_ready_fn *fn,
 	      void *data, struct err *err)
 {
 	OWN_MEM struct watch *w = calloc(1, sizeof(*w));
-	int r;
+	int r, flags = fcntl(fd, F_GETFL);
 
 	if (!w)
 		return err_set(err, -ENOMEM, "watch descriptor");
 	r = uv_poll_init(&l->uv, &w->uv, fd);
+	/* libuv made it nonblocking, for everybody who has it. */
+	if (flags >= 0 && !(flags & O_NONBLOCK))
+		(void)fcntl(fd, F_SETFL, flags);
 	if (r < 0)
 		return err_set(err, r, "watch descriptor %d: %s", fd, uv_strerror(r));
 	w->fn = fn;
@@ -219,33 +252,35 @@ struct sigwatch *sigwatch_free(struct sigwatch *s)
 	return NULL;
 }
 
-static void on_uv_prepare(uv_prepare_t *uv)
-{
-	struct prelude *p = (struct prelude *)uv;
-
-	p->fn(p->data);
-}
-
 int prelude_new(struct prelude **ret, struct loop *l, on_prelude_fn *fn, void *data,
 		struct err *err)
 {
-	struct prelude *p = calloc(1, sizeof(*p));
+	struct prelude *p = calloc(1, sizeof(*p)), **at = &l->preludes;
 
 	if (!p)
 		return err_set(err, -ENOMEM, "loop prelude");
-	(void)uv_prepare_init(&l->uv, &p->uv);
-	p->fn = fn;
-	p->data = data;
-	(void)uv_prepare_start(&p->uv, on_uv_prepare);
-	/* By itself it is no reason to keep the loop going. */
-	uv_unref((uv_handle_t *)&p->uv);
+	*p = (struct prelude){ .loop = l, .fn = fn, .data = data };
+	while (*at)
+		at = &(*at)->next;
+	*at = p;
 	*ret = p;
 	return 0;
 }
 
 struct prelude *prelude_free(struct prelude *p)
 {
-	if (p)
-		uv_close((uv_handle_t *)&p->uv, on_closed);
+	struct prelude **at;
+
+	if (!p)
+		return NULL;
+	for (at = &p->loop->preludes; *at != p; at = &(*at)->next)
+		;
+	*at = p->next;
+	free(p);
 	return NULL;
+}
+
+void prelude_again(struct prelude *p)
+{
+	(void)uv_idle_start(&p->loop->again, on_uv_idle);
 }

@@ -29,6 +29,7 @@ void loop_stop(struct loop *l);
 void loop_once(struct loop *l);
 
 /* Descriptors: pipes, sockets, pidfds, terminals; not regular files (-EPERM).
+ * Their flags stay as they are: a terminal is shared with other programs.
  * Level-triggered. @events as passed to the callback also has WATCH_READ set
  * on hang-up or error, so that a read finds it. */
 #define WATCH_READ 1
@@ -54,8 +55,11 @@ int sigwatch_new(struct sigwatch **ret, struct loop *l, int signo, on_signal_fn 
 		 void *data, struct err *err);
 struct sigwatch *sigwatch_free(struct sigwatch *s);
 
-/* Called each time before the loop waits, after all callbacks of one round. */
+/* Called each time before the loop waits, after all callbacks of one round; in
+ * the order in which they were made. Freed outside such a call. */
 typedef void on_prelude_fn(void *data);
 int prelude_new(struct prelude **ret, struct loop *l, on_prelude_fn *fn, void *data,
 		struct err *err);
 struct prelude *prelude_free(struct prelude *p);
+/* The next wait of the loop is no wait: the callback is due again at once. */
+void prelude_again(struct prelude *p);

@@ -20,7 +20,7 @@
 
 enum {
 	NAME_TRIES = 16,
-	READ_STEP = 64 * 1024,
+	READ_STEP = 2048,
 };
 
 /* --- folders --- */
@@ -174,12 +174,13 @@ int path_write_file(const char *path, struct slice data, mode_t mode, struct err
 static int read_step(struct buf *out, int fd)
 {
 	uint8_t *to = buf_reserve(out, READ_STEP);
+	size_t room = out->cap - out->end; /* it grows by doubling */
 	ssize_t n;
 
 	if (!to)
 		return -ENOMEM;
 	do
-		n = read(fd, to, READ_STEP);
+		n = read(fd, to, room);
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return -errno;

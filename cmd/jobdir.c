@@ -75,6 +75,11 @@ int jobdir_socket_dirs(struct strv *out)
 		r = strv_addf(out, "%s/accel-%d", temporary_folder(), geteuid());
 	if (!r && strcmp(temporary_folder(), "/tmp"))
 		r = strv_addf(out, "/tmp/accel-%d", geteuid());
+	/* Others may have taken our name in the temporary folder, but not here. */
+	if (!r && folder_variable("XDG_STATE_HOME"))
+		r = strv_addf(out, "%s/accel/run", folder_variable("XDG_STATE_HOME"));
+	else if (!r && folder_variable("HOME"))
+		r = strv_addf(out, "%s/.local/state/accel/run", folder_variable("HOME"));
 	return r;
 }
 
@@ -94,13 +99,43 @@ static int make_job_folder(struct jobdir *j, const char *parent, struct err *err
 	return j->dir ? 0 : err_sys(err, "open folder %s", dir);
 }
 
+/* Drop the last part of @path. False when there is no more than one. */
+static bool strip_part(char *path)
+{
+	char *slash = strrchr(path, '/');
+
+	while (slash && slash > path && !slash[1]) {
+		*slash = 0;
+		slash = strrchr(path, '/');
+	}
+	if (!slash || slash == path)
+		return false;
+	*slash = 0;
+	return true;
+}
+
+/* The topmost folder of @path that is not there yet, or NULL. */
+static char *first_missing(const char *path)
+{
+	OWN_MEM char *at = strdup(path);
+	char *missing = NULL;
+
+	while (at && access(at, F_OK) < 0) {
+		free(missing);
+		missing = strdup(at);
+		if (!strip_part(at))
+			break;
+	}
+	return missing;
+}
+
 static int make_in_log_dir(struct jobdir *j, const char *log_dir, struct err *err)
 {
-	bool existed = access(log_dir, F_OK) == 0;
 	int r;
 
-	if (!existed)
-		j->created = strdup(log_dir);
+	j->created = first_missing(log_dir);
+	if (j->created)
+		j->log_dir = strdup(log_dir);
 	r = make_job_folder(j, log_dir, err);
 	return r < 0 ? err_wrap(err, r, "keep the job's files in %s", log_dir) : 0;
 }
@@ -155,18 +190,23 @@ static int make_socket_folder(struct jobdir *j, struct err *err)
 }
 
 int jobdir_init(struct jobdir *j, const char *log_dir, bool *ret_fallback,
-		struct err *err)
+		const char **ret_hint, struct err *err)
 {
 	int r;
 
 	*j = (struct jobdir){ 0 };
 	*ret_fallback = false;
+	*ret_hint = log_dir ? "Name a folder you may write with --log-dir."
+			    : "Set XDG_STATE_HOME, or name a folder with --log-dir.";
 	r = make_id(j->id, sizeof(j->id), err);
 	if (!r)
 		r = log_dir ? make_in_log_dir(j, log_dir, err)
 			    : make_in_default(j, ret_fallback, err);
-	if (!r)
+	if (!r) {
+		*ret_hint =
+			"Set XDG_RUNTIME_DIR to a folder of your own, of a short path.";
 		r = make_socket_folder(j, err);
+	}
 	if (r < 0)
 		jobdir_undo(j);
 	return r;
@@ -186,8 +226,9 @@ void jobdir_undo(struct jobdir *j)
 		(void)rmdir(path);
 		(void)rmdir(j->dir);
 	}
-	if (j->created)
-		(void)rmdir(j->created);
+	while (j->log_dir && rmdir(j->log_dir) == 0 &&
+	       strlen(j->log_dir) > strlen(j->created) && strip_part(j->log_dir))
+		;
 	jobdir_fini(j);
 }
 
@@ -195,6 +236,7 @@ void jobdir_fini(struct jobdir *j)
 {
 	free(j->dir);
 	free(j->socket);
+	free(j->log_dir);
 	free(j->created);
 	*j = (struct jobdir){ 0 };
 }

@@ -178,15 +178,15 @@ static int start_job(const struct launch *l, const struct jobdir *job, const cha
 	struct buf argv = { 0 }, env_body = { 0 };
 	struct strv env = { 0 };
 	struct msg_plan plan = {
-		.job = SLICE_STR(job->id),
-		.job_dir = SLICE_STR(job->dir),
-		.socket = SLICE_STR(job->socket),
-		.program = SLICE_STR(l->program.name),
-		.path = SLICE_STR(l->program.path),
+		.job = slice_str(job->id),
+		.job_dir = slice_str(job->dir),
+		.socket = slice_str(job->socket),
+		.program = slice_str(l->program.name),
+		.path = slice_str(l->program.path),
 		.n_processes = n,
 		.flags = plan_flags(l, n),
-		.mixed_precision = SLICE_STR(config_str(c, SET_MIXED_PRECISION)),
-		.master_addr = SLICE_STR(settings_master_addr()),
+		.mixed_precision = slice_str(config_str(c, SET_MIXED_PRECISION)),
+		.master_addr = slice_str(settings_master_addr()),
 		.master_port = (uint32_t)config_int(c, SET_MASTER_PORT),
 		.grace_ms = grace_ms > UINT32_MAX ? UINT32_MAX : (uint32_t)grace_ms,
 		.lost_grace_ms = LOST_GRACE_MS,
@@ -235,6 +235,7 @@ static int launch(struct launch *l)
 {
 	const char *log_dir = config_str(l->settings.config, SET_LOG_DIR);
 	OWN_MEM char *acceld = NULL;
+	const char *hint;
 	struct jobdir job;
 	struct err e = { 0 };
 	bool fallback;
@@ -244,10 +245,8 @@ static int launch(struct launch *l)
 		say_error(e.text, "Install accel again, or build both programs.");
 		return EXIT_BUG;
 	}
-	if (jobdir_init(&job, log_dir, &fallback, &e) < 0) {
-		say_error(e.text, log_dir ? "Name a folder you may write with --log-dir."
-					  : "Set XDG_STATE_HOME, or name a folder with "
-					    "--log-dir.");
+	if (jobdir_init(&job, log_dir, &fallback, &hint, &e) < 0) {
+		say_error(e.text, hint);
 		return EXIT_USAGE;
 	}
 	if (fallback)
@@ -289,8 +288,10 @@ static const char *hint_of(int code)
 static int resolve_and_launch(struct launch *l, int argc, char **argv)
 {
 	struct err e = { 0 };
-	int code = settings_finish(&l->settings);
+	int code;
 
+	l->settings.show_devices = l->verbose || l->dry_run;
+	code = settings_finish(&l->settings);
 	if (code)
 		return code;
 	l->program_options.python = config_str(l->settings.config, SET_PYTHON);

@@ -23,10 +23,11 @@
 #include "cmd/verdict_block.h"
 #include "rendezvous/link.h"
 #include "supervisor/cgroup.h"
+#include "supervisor/control.h"
 #include "supervisor/tree.h"
 
 /* What the terminal has not taken beyond this stays with the supervisor. */
-enum { BACKLOG_MAX = 256 << 10, LINK_FD = 3 };
+enum { BACKLOG_MAX = 256 << 10, READER_MS = 1000 };
 
 /* What each signal to accel does to the job: the workers get @first, and
  * SIGKILL after the grace; a second such signal is SIGKILL at once. */
@@ -50,9 +51,13 @@ struct run {
 	struct loop *loop;
 	struct link *link;
 	struct screen *screen;
+	struct timer *reader_limit;
 	struct sigwatch *signals[N_STOP_RULES + N_PASSED_ON];
 	pid_t keeper, daemon;
 	int keeper_status;
+	bool has_others; /* children that are not of the job */
+	bool sigpipe_was_ignored;
+	sigset_t old_mask;
 
 	int n_stops;     /* how often the user asked */
 	int stop_reason; /* the first signal, or 0 */
@@ -63,6 +68,16 @@ struct run {
 };
 
 /* ---- stopping ---- */
+
+/* No more waiting for whoever should read the output. */
+static void give_up_reader(void *data)
+{
+	struct run *r = data;
+
+	screen_give_up(r->screen);
+	if (r->link)
+		link_hold(r->link, false);
+}
 
 static void ask_stop(struct run *r, int first, int reason)
 {
@@ -76,6 +91,11 @@ static void ask_stop(struct run *r, int first, int reason)
 		r->stop_reason = reason;
 	r->n_stops++;
 	(void)link_send(r->link, MSG_STOP, &msg);
+	/* Twice means now; once means when the grace is over at the latest. */
+	if (r->n_stops > 1)
+		give_up_reader(r);
+	else
+		timer_start(r->reader_limit, r->o->grace_ms + READER_MS);
 }
 
 static void on_stop_signal(void *data, int signo)
@@ -131,7 +151,8 @@ static void on_change(void *data)
 	struct run *r = data;
 	int error = screen_error(r->screen);
 
-	link_hold(r->link, !error && screen_backlog(r->screen) > BACKLOG_MAX);
+	if (r->link)
+		link_hold(r->link, screen_backlog(r->screen) > BACKLOG_MAX);
 	if (!error || r->told_error)
 		return;
 	r->told_error = true;
@@ -232,44 +253,100 @@ int run_find_acceld(char **ret, struct err *err)
 	return err_set(err, -ENOENT, "find acceld: it is not beside accel in %s", self);
 }
 
-static int start_acceld(struct run *r, int *ret_link, struct err *err)
+/* The user may have descriptors open for the program (a shell's <(command)):
+ * the link's end takes a high number, where the limit allows one. */
+static int high_number(int fd)
 {
-	OWN_FD int ours = -1, theirs = -1;
+	static const int lowest[] = { 100, 10, 3 };
+	int high = -1;
+
+	for (size_t i = 0; i < sizeof(lowest) / sizeof(lowest[0]) && high < 0; i++)
+		high = fcntl(fd, F_DUPFD, lowest[i]);
+	return high;
+}
+
+/* The workers start as we were started: neither the SIGPIPE that we ignore nor
+ * the signals that we unblocked are theirs. */
+static void set_signals(const struct run *r, posix_spawnattr_t *attr)
+{
+	sigset_t pipe_only;
+
+	(void)sigemptyset(&pipe_only);
+	(void)sigaddset(&pipe_only, SIGPIPE);
+	(void)posix_spawnattr_setsigdefault(attr, &pipe_only);
+	(void)posix_spawnattr_setsigmask(attr, &r->old_mask);
+	(void)posix_spawnattr_setflags(
+		attr, (short)(POSIX_SPAWN_SETSIGMASK |
+			      (r->sigpipe_was_ignored ? 0 : POSIX_SPAWN_SETSIGDEF)));
+}
+
+static int spawn_acceld(struct run *r, int link_fd, struct err *err)
+{
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
-	sigset_t pipe_only;
-	int ends[2], e;
-	char number[8];
+	char number[16];
 	char *argv[] = { (char *)"acceld", (char *)"--link", number, NULL };
+	int e;
 
-	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-		return err_sys(err, "start the supervisor");
-	ours = ends[0];
-	/* The user may have descriptors open for the program: take a high one. */
-	theirs = fcntl(ends[1], F_DUPFD, 100);
-	(void)close(ends[1]);
-	(void)snprintf(number, sizeof(number), "%d", theirs);
+	(void)snprintf(number, sizeof(number), "%d", link_fd);
 	(void)posix_spawn_file_actions_init(&actions);
 	(void)posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null",
 					       O_WRONLY, 0);
 	(void)posix_spawnattr_init(&attr);
-	/* We ignore SIGPIPE; the workers start as we were started. */
-	(void)sigemptyset(&pipe_only);
-	(void)sigaddset(&pipe_only, SIGPIPE);
-	(void)posix_spawnattr_setsigdefault(&attr, &pipe_only);
-	(void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF);
+	set_signals(r, &attr);
 	e = posix_spawn(&r->keeper, r->o->acceld, &actions, &attr, argv, environ);
 	(void)posix_spawn_file_actions_destroy(&actions);
 	(void)posix_spawnattr_destroy(&attr);
-	if (e)
-		return err_set(err, -e, "start the supervisor %s: %s", r->o->acceld,
-			       strerror(e));
-	*ret_link = take_fd(&ours);
-	return 0;
+	return e ? err_set(err, -e, "start the supervisor %s: %s", r->o->acceld,
+			   strerror(e))
+		 : 0;
 }
 
-/* Is this child of ours a process of the job? Others may have been there before
- * us, or fall to us where we are the first process of a container. */
+static int start_acceld(struct run *r, int *ret_link, struct err *err)
+{
+	OWN_FD int ours = -1, theirs = -1, high = -1;
+	int ends[2], e;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+		return err_sys(err, "start the supervisor");
+	ours = ends[0];
+	theirs = ends[1];
+	high = high_number(theirs);
+	if (high < 0)
+		return err_sys(err, "start the supervisor");
+	e = spawn_acceld(r, high, err);
+	if (!e)
+		*ret_link = take_fd(&ours);
+	return e;
+}
+
+static void note_child(void *data, pid_t pid)
+{
+	struct run *r = data;
+
+	(void)pid;
+	r->has_others = true;
+}
+
+static void set_up_process(struct run *r)
+{
+	struct sigaction old, ignore = { .sa_handler = SIG_IGN };
+	sigset_t none;
+
+	(void)sigaction(SIGPIPE, &ignore, &old);
+	r->sigpipe_was_ignored = old.sa_handler == SIG_IGN;
+	/* Who ignores or blocks these does not hear of children, or of Ctrl-C. */
+	(void)signal(SIGCHLD, SIG_DFL);
+	(void)sigemptyset(&none);
+	(void)sigprocmask(SIG_SETMASK, &none, &r->old_mask);
+	/* Should keeper and daemon be killed at once, their orphans are ours. */
+	(void)prctl(PR_SET_CHILD_SUBREAPER, 1);
+	(void)tree_children(note_child, r);
+	r->has_others = r->has_others || getpid() == 1;
+}
+
+/* Is this child of ours a process of the job? To ask is only needed where there
+ * are others: from before this program was executed, or of a whole container. */
 static bool belongs_to_job(const struct run *r, pid_t pid)
 {
 	char path[64], want[64];
@@ -302,7 +379,7 @@ static void kill_if_of_job(void *data, pid_t pid)
 {
 	struct sweep *s = data;
 
-	if (!belongs_to_job(s->run, pid))
+	if (s->run->has_others && !belongs_to_job(s->run, pid))
 		return;
 	s->n++;
 	(void)kill(pid, SIGKILL);
@@ -320,7 +397,7 @@ static void clean_up(struct run *r)
 		s.n = 0;
 		(void)tree_children(kill_if_of_job, &s);
 	} while (s.n);
-	(void)unlink(r->o->socket);
+	control_remove(r->o->socket);
 }
 
 /* Its end of the link closes before its children change hands; wait it out. It
@@ -362,13 +439,6 @@ static void say_lost(struct run *r)
 
 /* ---- the whole ---- */
 
-static bool has_given_up(void *data)
-{
-	struct run *r = data;
-
-	return r->n_stops > 1;
-}
-
 static int run_init(struct run *r, struct err *err)
 {
 	struct screen_options so = {
@@ -382,6 +452,8 @@ static int run_init(struct run *r, struct err *err)
 	e = loop_new(&r->loop, err);
 	if (!e)
 		e = screen_new(&r->screen, r->loop, &so, err);
+	if (!e)
+		e = timer_new(&r->reader_limit, r->loop, give_up_reader, r, err);
 	if (!e)
 		e = watch_signals(r, err);
 	if (!e)
@@ -398,8 +470,23 @@ static void run_fini(struct run *r)
 	r->link = link_free(r->link);
 	for (int i = 0; i < N_STOP_RULES + N_PASSED_ON; i++)
 		r->signals[i] = sigwatch_free(r->signals[i]);
+	r->reader_limit = timer_free(r->reader_limit);
 	r->screen = screen_free(r->screen);
 	r->loop = loop_free(r->loop);
+}
+
+/* The supervisor has closed its end: see that all of it is gone. */
+static void wind_up(struct run *r)
+{
+	wait_for_keeper(r);
+	wait_for_daemon(r);
+	if (WIFSIGNALED(r->keeper_status))
+		clean_up(r);
+	if (!r->ended)
+		say_lost(r);
+	screen_flush(r->screen);
+	if (!r->exit_code && screen_error(r->screen) == EPIPE)
+		r->exit_code = 128 + SIGPIPE;
 }
 
 int run_job(const struct run_options *o, const struct msg_plan *plan,
@@ -409,26 +496,21 @@ int run_job(const struct run_options *o, const struct msg_plan *plan,
 	struct err e = { 0 };
 	int exit_code;
 
-	(void)signal(SIGPIPE, SIG_IGN);
-	/* Should keeper and daemon be killed at once, their orphans are ours. */
-	(void)prctl(PR_SET_CHILD_SUBREAPER, 1);
-	if (run_init(&r, &e) < 0 || link_send(r.link, MSG_PLAN, plan) < 0) {
-		say_error(e.code ? e.text : "send the plan: it is too large",
-			  e.code ? ""
-				 : "An environment of over 16 MB cannot be passed on.");
+	set_up_process(&r);
+	if (run_init(&r, &e) < 0) {
+		say_error(e.text, "");
 		r.refused = true;
-		r.exit_code = e.code ? EXIT_BUG : EXIT_USAGE;
+		r.exit_code = EXIT_BUG;
+	} else if (link_send(r.link, MSG_PLAN, plan) < 0) {
+		say_error("send the plan: it is too large",
+			  "Arguments and environment together may have 16 MiB.");
+		r.refused = r.ended = true;
+		r.exit_code = EXIT_USAGE;
+		r.link = link_free(r.link);
+		wait_for_keeper(&r);
 	} else {
 		loop_run(r.loop);
-		wait_for_keeper(&r);
-		wait_for_daemon(&r);
-		if (WIFSIGNALED(r.keeper_status))
-			clean_up(&r);
-		if (!r.ended)
-			say_lost(&r);
-		screen_flush(r.screen, has_given_up, &r);
-		if (r.keeper && r.exit_code == 0 && screen_error(r.screen) == EPIPE)
-			r.exit_code = 128 + SIGPIPE;
+		wind_up(&r);
 	}
 	run_fini(&r);
 	exit_code = r.exit_code;

@@ -300,10 +300,16 @@ void screen_finish_lines(struct screen *s)
 	}
 }
 
-void screen_flush(struct screen *s, bool (*give_up)(void *data), void *data)
+void screen_flush(struct screen *s)
 {
-	while (screen_backlog(s) && !give_up(data))
+	while (screen_backlog(s))
 		loop_once(s->loop);
+}
+
+void screen_give_up(struct screen *s)
+{
+	for (int i = 0; i < N_STREAMS; i++)
+		sink_give_up(&s->sinks[i]);
 }
 
 size_t screen_backlog(const struct screen *s)

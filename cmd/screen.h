@@ -40,8 +40,11 @@ void screen_quote(struct screen *s, const char *head, struct slice line);
 /* The workers have ended: show lines that never got their newline. */
 void screen_finish_lines(struct screen *s);
 
-/* Run the loop until all that waits is written, or @give_up says so. */
-void screen_flush(struct screen *s, bool (*give_up)(void *data), void *data);
+/* Run the loop until all that waits is written. */
+void screen_flush(struct screen *s);
+
+/* Drop what a stream that takes nothing has not taken, now and from now on. */
+void screen_give_up(struct screen *s);
 
 /* Bytes that the slower of both streams has not taken. */
 size_t screen_backlog(const struct screen *s);

@@ -78,7 +78,8 @@ static int load_detected(struct settings *s, struct err *err)
 {
 	char count[16], what[200];
 
-	if (config_bool(s->config, SET_CPU))
+	if (config_bool(s->config, SET_CPU) ||
+	    (config_is_set(s->config, SET_NUM_PROCESSES) && !s->show_devices))
 		return 0;
 	s->devices = detect_devices("", environ);
 	if (!s->devices.count)

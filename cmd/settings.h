@@ -17,8 +17,10 @@ enum { OPT_CONFIG = N_SETTINGS, OPT_HELP, OPT_OF_COMMAND };
 
 struct settings {
 	struct config *config;
-	const char *file; /* --config, or NULL */
-	bool help;        /* --help was given */
+	const char *file;  /* --config, or NULL */
+	bool help;         /* --help was given */
+	bool show_devices; /* they are for people to see: look even if the count is known
+			    */
 	struct devices devices;
 };
 

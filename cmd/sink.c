@@ -42,6 +42,8 @@ static void write_some(struct sink *s)
 	while (buf_len(&s->backlog) && can_write(s->fd, 0))
 		if (!write_chunk(s))
 			break;
+	if (s->given_up)
+		buf_fini(&s->backlog);
 	watch_set(s->watch, buf_len(&s->backlog) ? WATCH_WRITE : 0);
 }
 
@@ -86,8 +88,15 @@ void sink_write(struct sink *s, const void *bytes, size_t len)
 	}
 	if (buf_add(&s->backlog, bytes, len) < 0)
 		return;
-	if (buf_len(&s->backlog) == len || buf_len(&s->backlog) > CHUNK)
+	if (buf_len(&s->backlog) == len || buf_len(&s->backlog) > CHUNK || s->given_up)
 		write_some(s);
 	if (s->error)
 		s->on_change(s->data);
+}
+
+void sink_give_up(struct sink *s)
+{
+	s->given_up = true;
+	if (s->watch)
+		write_some(s);
 }

@@ -16,6 +16,7 @@ struct sink {
 	int fd;
 	struct watch *watch; /* NULL: a file, which takes everything at once */
 	struct buf backlog;
+	bool given_up;
 	int error; /* why nothing is written any more: EPIPE, EIO, ENOSPC, ... */
 	void (*on_change)(void *data); /* the backlog shrank, or an error came up */
 	void *data;
@@ -26,3 +27,6 @@ int sink_init(struct sink *s, struct loop *loop, int fd, void (*on_change)(void 
 void sink_fini(struct sink *s);
 
 void sink_write(struct sink *s, const void *bytes, size_t len);
+
+/* From now on, what is not taken at once is dropped, and so is what waits. */
+void sink_give_up(struct sink *s);

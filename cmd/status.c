@@ -23,6 +23,7 @@
 #include "cmd/jobdir.h"
 #include "rendezvous/messages.h"
 #include "supervisor/cgroup.h"
+#include "supervisor/control.h"
 
 enum { ANSWER_MS = 1000, PACKET_MAX = 16384 };
 
@@ -103,6 +104,9 @@ static void add_json(struct listing *l, const struct msg_status *s)
 
 static void add_job(struct listing *l, const struct msg_status *s)
 {
+	OWN_MEM char *program = slice_dup(s->program), *dir = slice_dup(s->job_dir);
+	char shown[2][512];
+
 	l->n++;
 	if (l->json) {
 		add_json(l, s);
@@ -112,9 +116,9 @@ static void add_job(struct listing *l, const struct msg_status *s)
 		       (const char *)s->job.data, s->n_running, s->n_workers,
 		       s->stopping ? " (stopping)" : "");
 	print_age(&l->text, s->started_us);
-	(void)buf_addf(&l->text, "  %.*s\n    files: %.*s\n", (int)s->program.len,
-		       (const char *)s->program.data, (int)s->job_dir.len,
-		       (const char *)s->job_dir.data);
+	(void)buf_addf(&l->text, "  %s\n    files: %s\n",
+		       printable(shown[0], sizeof(shown[0]), program ? program : ""),
+		       printable(shown[1], sizeof(shown[1]), dir ? dir : ""));
 }
 
 /* accel, keeper and daemon of that job were killed at once, and there was nobody
@@ -125,7 +129,7 @@ static void remove_remains(const char *path, const char *name)
 
 	if (job)
 		cgroup_sweep(job);
-	(void)unlink(path);
+	control_remove(path);
 }
 
 static void try_socket(struct listing *l, const char *dir, const char *name)

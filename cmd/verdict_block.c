@@ -33,7 +33,7 @@ static void say_message(struct screen *s, struct slice file)
 		m = json_object_get(m, "message");
 	if (json_is_string(m))
 		screen_quote(s, "  what it says went wrong: ",
-			     SLICE_STR(json_string_value(m)));
+			     slice_str(json_string_value(m)));
 	json_decref(doc);
 }
 

@@ -22,6 +22,7 @@
 enum {
 	FILE_MAX = 64 * 1024,
 	LISTED_MAX = 1024,   /* entries of a visibility variable */
+	MAX_LISTINGS = 64,   /* folders looked into */
 	CORES_OF_NEURON = 2, /* where its driver does not say */
 };
 
@@ -53,6 +54,18 @@ static const unsigned class_display = 0x0380;
 
 struct device_row;
 
+/* What has been read of the machine in one look at it. */
+struct listing {
+	char folder[NAME_MAX + 64];
+	struct strv names;
+};
+
+struct machine {
+	const char *root;
+	struct listing listings[MAX_LISTINGS];
+	int n_listings;
+};
+
 /* One variable that hides devices, or two spellings of it: the first that is set
  * counts. apply() returns how many of @n devices are left. */
 struct visibility {
@@ -63,7 +76,7 @@ struct visibility {
 struct device_row {
 	const char *kind;  /* torch's name */
 	const char *where; /* for people */
-	int (*count)(const char *root, const struct device_row *row);
+	int (*count)(struct machine *m, const struct device_row *row);
 	const char *folder, *prefix; /* of device nodes, followed by a number */
 	unsigned vendor;             /* where others have nodes of that name */
 	struct visibility layers[2]; /* each within what the one before left */
@@ -142,49 +155,75 @@ static bool is_numbered(const char *name, const char *prefix)
 	return digits && !name[len + digits];
 }
 
-typedef int count_one_fn(const char *root, const struct device_row *row,
+typedef int count_one_fn(struct machine *m, const struct device_row *row,
 			 const char *name);
 
-/* The sum of @fn over the entries of root/folder. */
-static int sum_folder(const char *root, const char *folder, count_one_fn *fn,
-		      const struct device_row *row)
+/*
+ * Each folder is listed once in a look at the machine, though several rows ask:
+ * /dev has hundreds of entries.
+ */
+static const struct strv *list_folder(struct machine *m, const char *folder)
 {
+	struct listing *l = m->listings;
 	char path[PATH_MAX];
 	struct dirent *e;
-	int sum = 0;
 	DIR *dir;
 
-	(void)snprintf(path, sizeof(path), "%s%s", root, folder);
+	for (; l < m->listings + m->n_listings; l++)
+		if (!strcmp(l->folder, folder))
+			return &l->names;
+	if (m->n_listings == MAX_LISTINGS)
+		return NULL;
+	m->n_listings++;
+	(void)snprintf(l->folder, sizeof(l->folder), "%s", folder);
+	(void)snprintf(path, sizeof(path), "%s%s", m->root, folder);
 	dir = opendir(path);
-	if (!dir)
-		return 0;
-	while ((e = readdir(dir)))
+	while (dir && (e = readdir(dir)))
 		if (e->d_name[0] != '.')
-			sum += fn(root, row, e->d_name);
-	(void)closedir(dir);
+			(void)strv_add(&l->names, e->d_name);
+	if (dir)
+		(void)closedir(dir);
+	return &l->names;
+}
+
+static void machine_fini(struct machine *m)
+{
+	for (int i = 0; i < m->n_listings; i++)
+		strv_fini(&m->listings[i].names);
+}
+
+/* The sum of @fn over the entries of root/folder. */
+static int sum_folder(struct machine *m, const char *folder, count_one_fn *fn,
+		      const struct device_row *row)
+{
+	const struct strv *names = list_folder(m, folder);
+	int sum = 0;
+
+	for (size_t i = 0; names && i < names->n; i++)
+		sum += fn(m, row, names->v[i]);
 	return sum;
 }
 
 /* --- counting --- */
 
-static int node(const char *root, const struct device_row *row, const char *name)
+static int node(struct machine *m, const struct device_row *row, const char *name)
 {
 	if (!is_numbered(name, row->prefix))
 		return 0;
-	return !row->vendor ||
-	       read_hex(root, "/sys/class/accel", name, "device/vendor") == row->vendor;
+	return !row->vendor || read_hex(m->root, "/sys/class/accel", name,
+					"device/vendor") == row->vendor;
 }
 
-static int count_nodes(const char *root, const struct device_row *row)
+static int count_nodes(struct machine *m, const struct device_row *row)
 {
-	return sum_folder(root, row->folder, node, row);
+	return sum_folder(m, row->folder, node, row);
 }
 
 /* A GPU of the kernel's topology counts when its render node is here too, since
  * a container sees all of the first and its own of the second. */
-static int kfd_node(const char *root, const struct device_row *row, const char *name)
+static int kfd_node(struct machine *m, const struct device_row *row, const char *name)
 {
-	OWN_MEM char *text = read_text(root, "%s/%s/properties",
+	OWN_MEM char *text = read_text(m->root, "%s/%s/properties",
 				       "/sys/class/kfd/kfd/topology/nodes", name);
 	const char *simds = text ? strstr(text, "simd_count ") : NULL;
 	const char *render = text ? strstr(text, "drm_render_minor ") : NULL;
@@ -194,45 +233,46 @@ static int kfd_node(const char *root, const struct device_row *row, const char *
 	if (!simds || strtol(simds + strlen("simd_count "), NULL, 10) <= 0)
 		return 0;
 	minor = render ? strtol(render + strlen("drm_render_minor "), NULL, 10) : 0;
-	return minor <= 0 || exists(root, "/dev/dri/renderD%ld", minor);
+	return minor <= 0 || exists(m->root, "/dev/dri/renderD%ld", minor);
 }
 
-static int count_kfd(const char *root, const struct device_row *row)
+static int count_kfd(struct machine *m, const struct device_row *row)
 {
-	if (!exists(root, "/dev/kfd"))
+	if (!exists(m->root, "/dev/kfd"))
 		return 0;
-	return sum_folder(root, "/sys/class/kfd/kfd/topology/nodes", kfd_node, row);
+	return sum_folder(m, "/sys/class/kfd/kfd/topology/nodes", kfd_node, row);
 }
 
 /* Cards only: the GPU inside an Intel processor is no accelerator, and taking it
  * for one would make its machine's jobs expect a device. */
-static int render_node(const char *root, const struct device_row *row, const char *name)
+static int render_node(struct machine *m, const struct device_row *row, const char *name)
 {
 	char folder[NAME_MAX + 64], target[PATH_MAX];
 
 	(void)snprintf(folder, sizeof(folder), "/sys/class/drm/%s", name);
 	if (!is_numbered(name, row->prefix) ||
-	    read_hex(root, folder, "device", "vendor") != row->vendor)
+	    read_hex(m->root, folder, "device", "vendor") != row->vendor)
 		return 0;
-	return read_hex(root, folder, "device", "class") >> 8 == class_display ||
-	       strcmp(link_end(target, sizeof(target), root, folder, "device"),
+	return read_hex(m->root, folder, "device", "class") >> 8 == class_display ||
+	       strcmp(link_end(target, sizeof(target), m->root, folder, "device"),
 		      integrated_gpu);
 }
 
-static int count_render(const char *root, const struct device_row *row)
+static int count_render(struct machine *m, const struct device_row *row)
 {
-	return sum_folder(root, row->folder, render_node, row);
+	return sum_folder(m, row->folder, render_node, row);
 }
 
-static int neuron_core(const char *root, const struct device_row *row, const char *name)
+static int neuron_core(struct machine *m, const struct device_row *row, const char *name)
 {
-	(void)root;
+	(void)m;
 	(void)row;
 	return is_numbered(name, "neuron_core");
 }
 
 /* The unit of a process is a core, of which a device has several. */
-static int neuron_device(const char *root, const struct device_row *row, const char *name)
+static int neuron_device(struct machine *m, const struct device_row *row,
+			 const char *name)
 {
 	char folder[NAME_MAX + 64];
 	int cores;
@@ -240,23 +280,23 @@ static int neuron_device(const char *root, const struct device_row *row, const c
 	if (!is_numbered(name, row->prefix))
 		return 0;
 	(void)snprintf(folder, sizeof(folder), "/sys/class/neuron_device/%s", name);
-	cores = sum_folder(root, folder, neuron_core, row);
+	cores = sum_folder(m, folder, neuron_core, row);
 	return cores ? cores : CORES_OF_NEURON;
 }
 
-static int count_neuron(const char *root, const struct device_row *row)
+static int count_neuron(struct machine *m, const struct device_row *row)
 {
-	return sum_folder(root, row->folder, neuron_device, row);
+	return sum_folder(m, row->folder, neuron_device, row);
 }
 
-static int tpu_chip(const char *root, const struct device_row *row, const char *name)
+static int tpu_chip(struct machine *m, const struct device_row *row, const char *name)
 {
 	static const char folder[] = "/sys/bus/pci/devices";
 	unsigned id;
 
-	if (read_hex(root, folder, name, "vendor") != row->vendor)
+	if (read_hex(m->root, folder, name, "vendor") != row->vendor)
 		return 0;
-	id = read_hex(root, folder, name, "device");
+	id = read_hex(m->root, folder, name, "device");
 	for (size_t i = 0; i < sizeof(tpu_chips) / sizeof(tpu_chips[0]); i++)
 		if (tpu_chips[i].id == id)
 			return tpu_chips[i].devices;
@@ -264,34 +304,39 @@ static int tpu_chip(const char *root, const struct device_row *row, const char *
 }
 
 /* A chip is usable through the node of its IOMMU group. */
-static int tpu_group(const char *root, const struct device_row *row, const char *name)
+static int tpu_group(struct machine *m, const struct device_row *row, const char *name)
 {
 	char folder[NAME_MAX + 64], target[PATH_MAX];
 	const char *group;
-	int devices = tpu_chip(root, row, name);
+	int devices = tpu_chip(m, row, name);
 
 	if (!devices)
 		return 0;
 	(void)snprintf(folder, sizeof(folder), "/sys/bus/pci/devices/%s", name);
-	group = link_end(target, sizeof(target), root, folder, "iommu_group");
-	return *group && exists(root, "/dev/vfio/%s", group) ? devices : 0;
+	group = link_end(target, sizeof(target), m->root, folder, "iommu_group");
+	return *group && exists(m->root, "/dev/vfio/%s", group) ? devices : 0;
 }
 
-static int tpu_node(const char *root, const struct device_row *row, const char *name)
+static int tpu_node(struct machine *m, const struct device_row *row, const char *name)
 {
-	(void)root;
+	(void)m;
 	return is_numbered(name, row->prefix);
 }
 
 /* Newer chips are given out by VFIO, older ones have nodes of their own. */
-static int count_tpu(const char *root, const struct device_row *row)
+static int count_tpu(struct machine *m, const struct device_row *row)
 {
 	static const char folder[] = "/sys/bus/pci/devices";
-	int devices = sum_folder(root, folder, tpu_group, row);
+	int devices;
 
-	if (devices || !sum_folder(root, folder, tpu_chip, row))
+	/* Without a node of either kind there is nothing to use, and hundreds of PCI
+	 * devices need not be asked. */
+	if (!exists(m->root, "/dev/vfio") && !sum_folder(m, row->folder, tpu_node, row))
+		return 0;
+	devices = sum_folder(m, folder, tpu_group, row);
+	if (devices || !sum_folder(m, folder, tpu_chip, row))
 		return devices;
-	return sum_folder(root, row->folder, tpu_node, row);
+	return sum_folder(m, row->folder, tpu_node, row);
 }
 
 /* --- visibility --- */
@@ -471,14 +516,14 @@ static int apply_layers(const struct device_row *row, int n, char *const *env,
 	return n;
 }
 
-struct devices detect_devices(const char *root, char *const *env)
+static struct devices look(struct machine *m, char *const *env)
 {
 	struct devices d = { .kind = "cpu", .from = "no accelerator" };
 
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
 		const struct device_row *row = &rows[i];
 		const char *by = NULL;
-		int all = row->count(root, row), n = apply_layers(row, all, env, &by);
+		int all = row->count(m, row), n = apply_layers(row, all, env, &by);
 
 		if (!n && all) {
 			(void)snprintf(d.from, sizeof(d.from),
@@ -499,5 +544,14 @@ struct devices detect_devices(const char *root, char *const *env)
 				       d.kind, n == 1 ? "" : "s", row->where);
 		return d;
 	}
+	return d;
+}
+
+struct devices detect_devices(const char *root, char *const *env)
+{
+	struct machine m = { .root = root };
+	struct devices d = look(&m, env);
+
+	machine_fini(&m);
 	return d;
 }

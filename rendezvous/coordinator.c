@@ -47,7 +47,7 @@ struct coordinator {
 	struct journal_worker *workers;
 	struct skipped *skipped; /* n_processes times N_STREAMS */
 	uint32_t n_running, n_started, n_failed;
-	bool holding;
+	bool holding, plan_written;
 	struct failure first; /* the best guess at what went wrong first */
 	uint32_t stop_reason;
 	uint64_t started_us, stopped_us;
@@ -67,7 +67,7 @@ static void tell(struct coordinator *c, uint32_t level, const char *fmt, ...)
 	va_start(ap, fmt);
 	(void)vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	note.text = SLICE_STR(text);
+	note.text = slice_str(text);
 	if (!c->client_gone)
 		(void)link_send(c->client, MSG_NOTE, &note);
 }
@@ -90,8 +90,8 @@ static void refuse(struct coordinator *c, uint32_t exit_code, const char *text,
 {
 	struct msg_refused msg = {
 		.exit_code = exit_code,
-		.text = SLICE_STR(text),
-		.hint = SLICE_STR(hint),
+		.text = slice_str(text),
+		.hint = slice_str(hint),
 	};
 
 	if (!c->client_gone)
@@ -157,7 +157,7 @@ static void send_output(struct coordinator *c, struct skipped *s, struct msg_out
 		msg->skipped_bytes = s->bytes;
 		(void)snprintf(path, sizeof(path), "attempt-0/0-%u.%s", msg->rank,
 			       msg->stream == STREAM_ERR ? "err" : "out");
-		msg->path = SLICE_STR(path);
+		msg->path = slice_str(path);
 	}
 	*s = (struct skipped){ 0 };
 	(void)link_send(c->client, MSG_OUTPUT, msg);
@@ -205,8 +205,8 @@ static void stop(struct coordinator *c, int signo, uint32_t grace_ms, uint32_t r
 		c->state = JOB_STOPPING;
 		c->stopped_us = wall_us();
 	}
-	journal_event(c->journal, "stop", MSG_STOP, &msg);
 	(void)link_send(c->agent, MSG_STOP, &msg);
+	journal_event(c->journal, "stop", MSG_STOP, &msg);
 }
 
 static void on_stop(struct coordinator *c, const struct msg_stop *msg)
@@ -246,7 +246,7 @@ static void on_exited(struct coordinator *c, const struct msg_exited *msg)
 		.flags = msg->flags,
 		.ended_us = msg->time_us,
 	};
-	if (c->n_running)
+	if (msg->pid && c->n_running)
 		c->n_running--;
 	journal_event(c->journal, "exited", MSG_EXITED, msg);
 	verdict_describe(how, sizeof(how), msg->status, msg->exec_errno);
@@ -427,6 +427,10 @@ static void on_agent_message(void *data, unsigned type, const union message_any 
 	case MSG_STARTED:
 		on_started(c, &msg->started);
 		break;
+	case MSG_FAILING:
+		if (c->state == JOB_RUNNING)
+			stop(c, SIGTERM, c->plan.grace_ms, 0);
+		break;
 	case MSG_EXITED:
 		on_exited(c, &msg->exited);
 		break;
@@ -459,9 +463,17 @@ static const struct link_ops agent_ops = {
 static void on_prelude(void *data)
 {
 	struct coordinator *c = data;
+	struct err e = { 0 };
 
-	if (c->journal)
-		journal_flush(c->journal);
+	if (!c->journal)
+		return;
+	journal_flush(c->journal);
+	/* After the workers were started: they need not wait for it. */
+	if (c->state == JOB_WAITING || c->state == JOB_OVER || c->plan_written)
+		return;
+	c->plan_written = true;
+	if (journal_plan(c->journal, &c->plan, &e) < 0)
+		tell(c, NOTE_WARNING, "%s", e.text);
 }
 
 DEFINE_OWN(coordinator, struct coordinator, coordinator_free)
@@ -508,9 +520,9 @@ int coordinator_status(const struct coordinator *c, struct msg_status *ret)
 	if (!c->workers)
 		return -EAGAIN;
 	*ret = (struct msg_status){
-		.job = SLICE_STR(c->plan.job),
-		.program = SLICE_STR(c->plan.program),
-		.job_dir = SLICE_STR(c->plan.job_dir),
+		.job = slice_str(c->plan.job),
+		.program = slice_str(c->plan.program),
+		.job_dir = slice_str(c->plan.job_dir),
 		.pid = (uint32_t)getpid(),
 		.n_workers = c->plan.n_processes,
 		.n_running = c->n_running,

@@ -48,7 +48,7 @@ static json_t *json_bytes(struct slice s)
 
 static json_t *json_text(const char *text)
 {
-	return json_bytes(SLICE_STR(text));
+	return json_bytes(slice_str(text));
 }
 
 static json_t *json_strv(const struct strv *s)
@@ -100,7 +100,6 @@ int journal_new(struct journal **ret, const struct plan *plan, struct err *err)
 {
 	OWN(own_journal) struct journal *j = calloc(1, sizeof(*j));
 	OWN_MEM char *path = NULL;
-	int r;
 
 	if (!j)
 		return err_set(err, -ENOMEM, "journal");
@@ -111,11 +110,13 @@ int journal_new(struct journal **ret, const struct plan *plan, struct err *err)
 	j->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (j->fd < 0)
 		return err_sys(err, "open %s", path);
-	r = write_json(j, "plan.json", plan_json(plan), err);
-	if (r < 0)
-		return r;
 	*ret = take(j);
 	return 0;
+}
+
+int journal_plan(struct journal *j, const struct plan *plan, struct err *err)
+{
+	return write_json(j, "plan.json", plan_json(plan), err);
 }
 
 struct journal *journal_free(struct journal *j)

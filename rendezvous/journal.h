@@ -14,8 +14,11 @@
 struct err;
 struct journal;
 
-/* Write plan.json and open events.jsonl. */
+/* Open events.jsonl in the job's folder. */
 int journal_new(struct journal **ret, const struct plan *plan, struct err *err);
+
+/* Write plan.json. */
+int journal_plan(struct journal *j, const struct plan *plan, struct err *err);
 
 /* Write what is queued and close. */
 struct journal *journal_free(struct journal *j);

@@ -234,8 +234,12 @@ int link_send(struct link *l, unsigned type, const void *msg)
 	if (l->ended)
 		return -EPIPE;
 	r = frame_encode(to, type, 0, message_of(type), msg);
-	if (r < 0 || l->peer)
+	if (r < 0)
 		return r;
+	if (l->peer) {
+		prelude_again(l->prelude ? l->prelude : l->peer->prelude);
+		return 0;
+	}
 	if (idle && send_now(l) < 0)
 		buf_fini(&l->out);
 	wait_for_more(l);

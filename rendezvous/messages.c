@@ -121,6 +121,10 @@ static const struct field page_fields[] = {
 	FIELD(msg_page, rank, F_U32),
 };
 
+static const struct field failing_fields[] = {
+	FIELD(msg_failing, rank, F_U32),
+};
+
 /* clang-format off */
 static const struct message messages[N_MSG_TYPES] = {
 	[MSG_UNKNOWN]    = MESSAGE(msg_unknown, unknown_fields),
@@ -141,6 +145,7 @@ static const struct message messages[N_MSG_TYPES] = {
 	[MSG_STATUS]     = MESSAGE(msg_status, status_fields),
 	[MSG_PAGE_ASK]   = MESSAGE(msg_page_ask, page_ask_fields),
 	[MSG_PAGE]       = MESSAGE(msg_page, page_fields),
+	[MSG_FAILING]    = MESSAGE(msg_failing, failing_fields),
 };
 /* clang-format on */
 

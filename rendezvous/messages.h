@@ -29,6 +29,7 @@ enum msg_type {
 	MSG_STATUS,
 	MSG_PAGE_ASK, /* control socket: the descriptors of a rank */
 	MSG_PAGE,     /* comes with the descriptors */
+	MSG_FAILING,  /* agent -> coordinator: a worker failed; MSG_EXITED follows */
 	N_MSG_TYPES,
 };
 
@@ -99,6 +100,12 @@ struct msg_exited {
 	struct slice message; /* of its error file */
 	struct slice tail;    /* the last lines it wrote */
 	struct slice tail_path;
+};
+
+/* Sent the moment it is known, before anything is read or closed: the others are
+ * to hear of it first. */
+struct msg_failing {
+	uint32_t rank;
 };
 
 enum { STREAM_OUT, STREAM_ERR, N_STREAMS };
@@ -204,6 +211,7 @@ union message_any {
 	struct msg_status status;
 	struct msg_page_ask page_ask;
 	struct msg_page page;
+	struct msg_failing failing;
 };
 
 /* The table's entry, or NULL for a type nobody defined. */

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-enum { TOGETHER_US = 100 * 1000 };
+enum {
+	TOGETHER_US = 100 * 1000,
+	FILE_TIME_US = 10 * 1000, /* how much too early a file's time may be */
+};
 
 void failure_fini(struct failure *f)
 {
@@ -27,7 +30,7 @@ bool verdict_is_failure(const struct msg_exited *e, uint64_t stopped_us)
 		return false;
 	if (!(e->flags & EXIT_SIGNALLED))
 		return true;
-	return e->failed_us && e->failed_us < stopped_us;
+	return e->failed_us && e->failed_us + FILE_TIME_US < stopped_us;
 }
 
 static uint64_t time_of(const struct msg_exited *e)
@@ -62,9 +65,9 @@ void failure_consider(struct failure *f, const struct msg_exited *e)
 	f->message = slice_dup(e->message);
 	f->tail = slice_dup(e->tail);
 	f->tail_path = slice_dup(e->tail_path);
-	f->exited.message = SLICE_STR(f->message ? f->message : "");
-	f->exited.tail = SLICE_STR(f->tail ? f->tail : "");
-	f->exited.tail_path = SLICE_STR(f->tail_path ? f->tail_path : "");
+	f->exited.message = slice_str(f->message ? f->message : "");
+	f->exited.tail = slice_str(f->tail ? f->tail : "");
+	f->exited.tail_path = slice_str(f->tail_path ? f->tail_path : "");
 }
 
 static uint32_t exit_code_of(const struct msg_exited *e)
@@ -106,12 +109,19 @@ void verdict_reach(struct msg_verdict *v, const struct failure *f, uint32_t stop
 	v->tail_path = e->tail_path;
 }
 
+/* Not the program's fault. */
+static bool is_shortage(int error)
+{
+	return error == EAGAIN || error == ENOMEM || error == EMFILE || error == ENFILE;
+}
+
 void verdict_describe(char *out, size_t size, int32_t status, int32_t exec_errno)
 {
 	const char *name;
 
 	if (exec_errno) {
-		(void)snprintf(out, size, "could not be executed: %s",
+		(void)snprintf(out, size, "could not be %s: %s",
+			       is_shortage(exec_errno) ? "started" : "executed",
 			       strerror(exec_errno));
 	} else if (WIFSIGNALED(status)) {
 		name = sigabbrev_np(WTERMSIG(status));

@@ -1,7 +1,9 @@
 #include "supervisor/control.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,7 +12,7 @@
 #include "base/loop.h"
 #include "base/own.h"
 
-enum { MAX_CLIENTS = 256, PACKET_MAX = 4096 };
+enum { MAX_CLIENTS = 256, PACKET_MAX = 4096, PAUSE_MS = 100 };
 
 struct client {
 	struct control *control;
@@ -24,6 +26,7 @@ struct control {
 	int fd;
 	bool bound;
 	struct watch *watch;
+	struct timer *pause;
 	struct sockaddr_un addr;
 	const struct control_ops *ops;
 	void *data;
@@ -131,6 +134,13 @@ static bool is_ours(int fd)
 	       (peer.uid == geteuid() || peer.uid == 0);
 }
 
+static void on_pause_over(void *data)
+{
+	struct control *c = data;
+
+	watch_set(c->watch, WATCH_READ);
+}
+
 static void on_connection(void *data, int events)
 {
 	struct control *c = data;
@@ -138,6 +148,11 @@ static void on_connection(void *data, int events)
 	struct client *client;
 
 	(void)events;
+	/* Out of descriptors, the caller stays at the door: look again later. */
+	if (fd < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+		watch_set(c->watch, 0);
+		timer_start(c->pause, PAUSE_MS);
+	}
 	if (fd < 0 || !is_ours(fd) || c->n_clients >= MAX_CLIENTS)
 		return;
 	client = calloc(1, sizeof(*client));
@@ -156,12 +171,38 @@ static void on_connection(void *data, int events)
 	c->n_clients++;
 }
 
+/*
+ * Whoever finds a socket that nobody listens on takes its job for dead, so it
+ * gets its name only when it listens: it is bound to that name less its ending
+ * and renamed.
+ */
+static int bind_listening(struct control *c, const char *path, struct err *err)
+{
+	char *dot = c->addr.sun_path + (strrchr(path, '.') - path);
+
+	strcpy(c->addr.sun_path, path);
+	if (dot <= c->addr.sun_path)
+		return err_set(err, -EINVAL, "control socket %s has no ending", path);
+	*dot = 0;
+	if (bind(c->fd, (struct sockaddr *)&c->addr, sizeof(c->addr)) < 0)
+		return err_sys(err, "bind %s", c->addr.sun_path);
+	c->bound = true;
+	(void)chmod(c->addr.sun_path, 0600);
+	if (listen(c->fd, SOMAXCONN) < 0)
+		return err_sys(err, "listen on %s", c->addr.sun_path);
+	if (rename(c->addr.sun_path, path) < 0)
+		return err_sys(err, "rename %s", c->addr.sun_path);
+	strcpy(c->addr.sun_path, path);
+	return 0;
+}
+
 DEFINE_OWN(control, struct control, control_free)
 
 int control_new(struct control **ret, struct loop *loop, const char *path,
 		const struct control_ops *ops, void *data, struct err *err)
 {
 	OWN(own_control) struct control *c = calloc(1, sizeof(*c));
+	int r;
 
 	if (!c)
 		return err_set(err, -ENOMEM, "control socket");
@@ -172,18 +213,16 @@ int control_new(struct control **ret, struct loop *loop, const char *path,
 	c->addr.sun_family = AF_UNIX;
 	if (strlen(path) >= sizeof(c->addr.sun_path))
 		return err_set(err, -ENAMETOOLONG, "control socket %s", path);
-	strcpy(c->addr.sun_path, path);
 	c->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (c->fd < 0)
 		return err_sys(err, "control socket");
-	if (bind(c->fd, (struct sockaddr *)&c->addr, sizeof(c->addr)) < 0)
-		return err_sys(err, "bind %s", path);
-	c->bound = true;
-	(void)chmod(path, 0600);
-	if (listen(c->fd, SOMAXCONN) < 0)
-		return err_sys(err, "listen on %s", path);
-	if (watch_new(&c->watch, loop, c->fd, WATCH_READ, on_connection, c, err) < 0)
-		return -ENOMEM;
+	r = bind_listening(c, path, err);
+	if (!r)
+		r = watch_new(&c->watch, loop, c->fd, WATCH_READ, on_connection, c, err);
+	if (!r)
+		r = timer_new(&c->pause, loop, on_pause_over, c, err);
+	if (r < 0)
+		return r;
 	*ret = take(c);
 	return 0;
 }
@@ -195,9 +234,23 @@ struct control *control_free(struct control *c)
 	while (c->clients)
 		client_free(c->clients);
 	c->watch = watch_free(c->watch);
+	c->pause = timer_free(c->pause);
 	own_close(&c->fd);
 	if (c->bound)
 		(void)unlink(c->addr.sun_path);
 	free(c);
 	return NULL;
+}
+
+void control_remove(const char *path)
+{
+	char before[sizeof(((struct sockaddr_un *)0)->sun_path)];
+	char *dot;
+
+	(void)unlink(path);
+	(void)snprintf(before, sizeof(before), "%s", path);
+	dot = strrchr(before, '.');
+	if (dot)
+		*dot = 0;
+	(void)unlink(before);
 }

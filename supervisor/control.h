@@ -25,3 +25,6 @@ int control_new(struct control **ret, struct loop *loop, const char *path,
 
 /* Closes the connections and removes the socket's file. */
 struct control *control_free(struct control *c);
+
+/* Remove the socket of a job whose supervisor is no more, whatever it had come to. */
+void control_remove(const char *path);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "supervisor/cgroup.h"
+#include "supervisor/control.h"
 #include "supervisor/tree.h"
 
 static int exit_code_of(int status)
@@ -40,7 +41,7 @@ static void clean_up(const struct keeper_board *board)
 	if (board->cgroup[0])
 		cgroup_remove(board->cgroup);
 	if (board->socket[0])
-		(void)unlink(board->socket);
+		control_remove(board->socket);
 }
 
 static _Noreturn void keep(pid_t daemon, const struct keeper_board *board)

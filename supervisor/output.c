@@ -10,7 +10,7 @@
 #include "base/own.h"
 #include "base/path.h"
 
-enum { READ_SIZE = 64 << 10, TAIL_SIZE = 4096 };
+enum { READ_SIZE = 64 << 10, PIPE_MAX = 1 << 20, TAIL_SIZE = 4096 };
 
 static void write_file(struct output *o, struct slice bytes)
 {
@@ -93,17 +93,19 @@ void output_hold(struct output *o, bool on)
 		watch_set(o->watch, on ? 0 : WATCH_READ);
 }
 
-void output_drain(struct output *o)
+bool output_drain(struct output *o)
 {
-	/* Two pipes' worth: a writer that goes on and on is not waited for. */
-	for (int i = 0; i < 64 && o->fd >= 0; i++) {
-		ssize_t n = read_some(o);
+	for (int i = 0; i < PIPE_MAX / READ_SIZE; i++) {
+		ssize_t n = o->fd < 0 ? -EAGAIN : read_some(o);
 
 		if (n < 0)
-			return;
-		if (!n)
+			return false;
+		if (!n) {
 			close_pipe(o);
+			return false;
+		}
 	}
+	return true;
 }
 
 /* Where the last @max_lines lines begin. */

@@ -40,8 +40,9 @@ void output_fini(struct output *o);
 void output_hold(struct output *o, bool on);
 
 /* Read what is there now, held or not, without waiting for an end that may
- * never come. */
-void output_drain(struct output *o);
+ * never come. Returns whether there may be more: it stops at what a pipe holds,
+ * since some other process may write on and on. */
+bool output_drain(struct output *o);
 
 /* Append the last lines of the file, at most @max_lines and 4 KiB, to @out. */
 int output_tail(const struct output *o, int max_lines, struct buf *out);

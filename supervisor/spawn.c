@@ -27,8 +27,12 @@ enum { N_OWN_IGNORED = sizeof(own_ignored) / sizeof(own_ignored[0]) };
 void inherited_init(struct inherited *in)
 {
 	struct rlimit more;
+	sigset_t none;
 
-	(void)sigprocmask(SIG_SETMASK, NULL, &in->mask);
+	/* A supervisor that does not hear of its children would wait for ever. */
+	(void)signal(SIGCHLD, SIG_DFL);
+	(void)sigemptyset(&none);
+	(void)sigprocmask(SIG_SETMASK, &none, &in->mask);
 	(void)sigemptyset(&in->ignored);
 	for (int i = 0; i < N_OWN_IGNORED; i++) {
 		struct sigaction old, ignore = { .sa_handler = SIG_IGN };

@@ -113,9 +113,9 @@ static void kill_child(void *data, pid_t pid)
 	(void)kill(pid, SIGKILL);
 }
 
-void tree_kill_children(void)
+int tree_kill_children(void)
 {
-	(void)tree_children(kill_child, NULL);
+	return tree_children(kill_child, NULL);
 }
 
 bool tree_is_empty(void)
@@ -131,7 +131,7 @@ void tree_kill_all(void)
 	for (;;) {
 		pid_t pid;
 
-		tree_kill_children();
+		(void)tree_kill_children();
 		while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
 			;
 		if (pid < 0 && errno == ECHILD)

@@ -17,8 +17,9 @@ typedef void on_child_fn(void *data, pid_t pid);
 int tree_children(on_child_fn *fn, void *data);
 
 /* SIGKILL every direct child with its process group. Their own children are
- * ours the moment after: call again until no child is left. */
-void tree_kill_children(void);
+ * ours the moment after: call again until no child is left. Returns as
+ * tree_children() does. */
+int tree_kill_children(void);
 
 /* Reap children that have ended until none is left, killing all the while. */
 void tree_kill_all(void);

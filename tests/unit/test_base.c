@@ -108,8 +108,8 @@ static void formatted_text_is_appended(void **state)
 	(void)state;
 	assert_int_equal(buf_add_str(&b, "a"), 0);
 	assert_int_equal(buf_addf(&b, "%d-%s", 7, "x"), 0);
-	assert_true(slice_eq(buf_slice(&b), SLICE_STR("a7-x")));
-	assert_false(slice_eq(buf_slice(&b), SLICE_STR("a7-y")));
+	assert_true(slice_eq(buf_slice(&b), slice_str("a7-x")));
+	assert_false(slice_eq(buf_slice(&b), slice_str("a7-y")));
 	buf_fini(&b);
 }
 
@@ -298,11 +298,11 @@ static void a_file_is_written_whole_and_nothing_is_left_beside_it(void **state)
 
 	(void)state;
 	(void)umask(022);
-	assert_int_equal(path_write_file("f", SLICE_STR("first"), 0600, &err), 0);
-	assert_int_equal(path_write_file("f", SLICE_STR("second\0x"), 0600, &err), 0);
+	assert_int_equal(path_write_file("f", slice_str("first"), 0600, &err), 0);
+	assert_int_equal(path_write_file("f", slice_str("second\0x"), 0600, &err), 0);
 	assert_int_equal(mode_of("f"), 0600);
 	assert_int_equal(path_read_file(&text, "f", 100, &err), 0);
-	assert_true(slice_eq(buf_slice(&text), SLICE_STR("second")));
+	assert_true(slice_eq(buf_slice(&text), slice_str("second")));
 	assert_int_equal(count_files("."), 1);
 	buf_fini(&text);
 }
@@ -313,9 +313,9 @@ static void a_file_that_cannot_be_written_leaves_nothing(void **state)
 
 	(void)state;
 	assert_return_code(mkdir("folder", 0700), errno);
-	assert_int_equal(path_write_file("folder", SLICE_STR("x"), 0600, &err), -EISDIR);
+	assert_int_equal(path_write_file("folder", slice_str("x"), 0600, &err), -EISDIR);
 	assert_string_equal(err.text, "write folder: Is a directory");
-	assert_int_equal(path_write_file("none/f", SLICE_STR("x"), 0600, &err), -ENOENT);
+	assert_int_equal(path_write_file("none/f", slice_str("x"), 0600, &err), -ENOENT);
 	assert_int_equal(count_files("."), 1);
 }
 
@@ -324,11 +324,11 @@ static void writing_through_a_link_replaces_the_link(void **state)
 	struct buf text = { 0 };
 
 	(void)state;
-	assert_int_equal(path_write_file("target", SLICE_STR("kept"), 0600, NULL), 0);
+	assert_int_equal(path_write_file("target", slice_str("kept"), 0600, NULL), 0);
 	assert_return_code(symlink("target", "link"), errno);
-	assert_int_equal(path_write_file("link", SLICE_STR("new"), 0600, NULL), 0);
+	assert_int_equal(path_write_file("link", slice_str("new"), 0600, NULL), 0);
 	assert_int_equal(path_read_file(&text, "target", 100, NULL), 0);
-	assert_true(slice_eq(buf_slice(&text), SLICE_STR("kept")));
+	assert_true(slice_eq(buf_slice(&text), slice_str("kept")));
 	buf_fini(&text);
 }
 
@@ -338,15 +338,15 @@ static void reading_stops_at_the_limit_and_keeps_what_was_there(void **state)
 	struct err err = { 0 };
 
 	(void)state;
-	assert_int_equal(path_write_file("f", SLICE_STR("12345"), 0600, NULL), 0);
+	assert_int_equal(path_write_file("f", slice_str("12345"), 0600, NULL), 0);
 	assert_int_equal(buf_add_str(&text, "had "), 0);
 	assert_int_equal(path_read_file(&text, "f", 5, &err), 0);
-	assert_true(slice_eq(buf_slice(&text), SLICE_STR("had 12345")));
+	assert_true(slice_eq(buf_slice(&text), slice_str("had 12345")));
 	assert_int_equal(path_read_file(&text, "f", 4, &err), -EFBIG);
 	assert_int_equal(path_read_file(&text, "none", 4, &err), -ENOENT);
 	assert_string_equal(err.text, "read none: No such file or directory");
 	assert_int_equal(path_read_file(&text, ".", 4, &err), -EISDIR);
-	assert_true(slice_eq(buf_slice(&text), SLICE_STR("had 12345")));
+	assert_true(slice_eq(buf_slice(&text), slice_str("had 12345")));
 	buf_fini(&text);
 }
 

@@ -844,7 +844,7 @@ static void nobody_need_read_the_error(void **state)
 
 static void put(const char *path, const char *text)
 {
-	assert_int_equal(path_write_file(path, SLICE_STR(text), 0644, NULL), 0);
+	assert_int_equal(path_write_file(path, slice_str(text), 0644, NULL), 0);
 }
 
 static void paths_in_a_file_are_relative_to_its_folder(void **state)

@@ -52,7 +52,7 @@ static void put(const char *path, const char *text)
 	char at[PATH_MAX];
 
 	path_of(at, path);
-	assert_int_equal(path_write_file(at, SLICE_STR(text), 0644, NULL), 0);
+	assert_int_equal(path_write_file(at, slice_str(text), 0644, NULL), 0);
 }
 
 static void put_link(const char *path, const char *target)
