@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,8 +132,7 @@ static void set_deadline(struct agent *a, uint32_t grace_ms)
 /*
  * SIGINT goes to the whole group, as a terminal would send it, and so does
  * SIGKILL; anything else to the main process alone, which may need its helpers
- * to save its work. A worker that has not yet made its group is alone, and one
- * that was suspended must go on to hear anything.
+ * to save its work. A worker that has not yet made its group is alone.
  */
 static void signal_worker(struct worker *w, int signo)
 {
@@ -141,8 +141,6 @@ static void signal_worker(struct worker *w, int signo)
 	w->signalled = true;
 	if (!to_group || kill(-w->pid, signo) < 0)
 		(void)kill(w->pid, signo);
-	if (signo != SIGKILL && kill(-w->pid, SIGCONT) < 0)
-		(void)kill(w->pid, SIGCONT);
 }
 
 static void kill_everything(struct agent *a)
@@ -336,12 +334,15 @@ void agent_stop(struct agent *a, const struct msg_stop *msg)
 	bool first = !a->stop_signo;
 
 	a->stop_signo = msg->signo;
+	for (uint32_t i = 0; i < a->n_workers && msg->signo != SIGKILL; i++)
+		if (is_alive(&a->workers[i]))
+			signal_worker(&a->workers[i], msg->signo);
+	(void)sched_yield(); /* let those on this core hear of it first */
 	for (uint32_t i = 0; i < a->n_workers; i++) {
-		struct worker *w = &a->workers[i];
-
-		if (is_alive(w) && msg->signo != SIGKILL)
-			signal_worker(w, msg->signo);
-		worker_event(w, WORKER_STOP);
+		/* One that was suspended must go on to hear it; the others come first. */
+		if (is_alive(&a->workers[i]))
+			(void)kill(-a->workers[i].pid, SIGCONT);
+		worker_event(&a->workers[i], WORKER_STOP);
 	}
 	a->n_spawned = a->n_workers; /* those not started yet never will be */
 	timer_stop(a->spawn_timer);
