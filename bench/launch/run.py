@@ -30,8 +30,6 @@ COMMAND_TARGET_MS = 5.0
 # What takes milliseconds varies by its own length from run to run: more rounds.
 MORE_ROUNDS = 5
 MORE_ROUNDS_UP_TO_N = 64
-# torchrun takes seconds: where it starts many, fewer rounds, and nowhere 256.
-TORCHRUN_ROUNDS = {2: None, 8: None, 64: 3}
 
 
 @dataclass
@@ -41,14 +39,11 @@ class Variant:
     name: str
     argv: Callable[[int], list[str]]
     slow: bool = False
-    rounds: dict[int, int | None] = field(default_factory=lambda: dict.fromkeys(SIZES))
-    """Sizes it takes part in, and in at most how many rounds if not in all."""
     given_up: dict[int, str] = field(default_factory=dict)
     """Sizes at which it hung or failed, and how."""
 
-    def sample_ms(self, n: int, round_: int) -> float | None:
-        rounds = self.rounds.get(n, 0)
-        if n in self.given_up or (rounds is not None and round_ >= rounds):
+    def sample_ms(self, n: int) -> float | None:
+        if n in self.given_up:
             return None
         r = common.run(self.argv(n), LIMIT_S)
         if r.code == 0:
@@ -83,7 +78,6 @@ def find_variants(build: common.Build, python: str) -> list[Variant]:
                 "torchrun",
                 lambda n: [*torchrun, "--nproc-per-node", str(n), "--no-python", TRUE],
                 slow=True,
-                rounds=dict(TORCHRUN_ROUNDS),
             )
         )
     return found
@@ -91,7 +85,7 @@ def find_variants(build: common.Build, python: str) -> list[Variant]:
 
 def take_turns(variants: list[Variant], n: int, rounds: int) -> dict[str, list[float | None]]:
     return common.take_turns(
-        {v.name: lambda i, v=v: v.sample_ms(n, i) for v in variants}, rounds
+        {v.name: lambda _, v=v: v.sample_ms(n) for v in variants}, rounds
     )
 
 
@@ -189,7 +183,7 @@ def show(variants: list[Variant], rows: list[dict[str, Any]], commands: list[Any
         ],
     )
     for v in variants:
-        few = [f"{r[v.name]['rounds']} at N = {r['n']}" for r in rows if r["n"] in v.rounds]
+        few = [f"{r[v.name]['rounds']} at N = {r['n']}" for r in rows]
         print(f"rounds of {v.name}: {', '.join(few)}")
         for n, how in v.given_up.items():
             print(f"{v.name} at N = {n}: {how}; given up")

@@ -206,8 +206,9 @@ XDG = ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")
 
 @pytest.mark.leaves("files in the temporary folder")
 def test_home_unset_works(cluster: Cluster) -> None:
+    prefix = cluster.as_nobody()
     r = cluster.launch(
-        "-n", "2", cluster.worker, "out", "x", without=("HOME", *XDG), prefix=cluster.as_nobody()
+        "-n", "2", cluster.worker, "out", "x", without=("HOME", *XDG), prefix=prefix
     )
     assert r.code == 0, r.talk
     assert sorted(r.lines) == ["[0] x", "[1] x"]
@@ -215,6 +216,7 @@ def test_home_unset_works(cluster: Cluster) -> None:
 
 @pytest.mark.leaves("files in the temporary folder")
 def test_home_missing_works(cluster: Cluster) -> None:
+    prefix = cluster.as_nobody()
     r = cluster.launch(
         "-n",
         "2",
@@ -223,7 +225,7 @@ def test_home_missing_works(cluster: Cluster) -> None:
         "x",
         without=XDG,
         env={"HOME": "/nonexistent"},
-        prefix=cluster.as_nobody(),
+        prefix=prefix,
     )
     assert r.code == 0, r.talk
     assert sorted(r.lines) == ["[0] x", "[1] x"]
@@ -240,9 +242,8 @@ def test_home_read_only_works(cluster: Cluster) -> None:
 
 @pytest.mark.leaves("files in the temporary folder")
 def test_the_logs_of_a_job_without_a_home_are_where_it_says(cluster: Cluster) -> None:
-    r = cluster.launch(
-        cluster.worker, "exit", "3", without=("HOME", *XDG), prefix=cluster.as_nobody()
-    )
+    prefix = cluster.as_nobody()
+    r = cluster.launch(cluster.worker, "exit", "3", without=("HOME", *XDG), prefix=prefix)
     assert r.code == 3
     kept = list(cluster.tmp.rglob("report.json"))
     assert len(kept) == 1
