@@ -22,9 +22,10 @@ def main() -> None:
         seen += len(batch)
     total = accelerator.gather(torch.tensor([seen])).tolist()
     print(f"{accelerator.process_index} of {accelerator.num_processes} {accelerator.device.type}")
-    accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         print("seen", total)
+    # A rank that leaves while another is still busy can make torch's gloo abort there.
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
