@@ -30,3 +30,7 @@ int path_find(char **ret, const char *name, const char *search);
 
 /* Write all of it, whatever it takes. Returns 0 or -errno. */
 int fd_write_all(int fd, const void *data, size_t len);
+
+/* Open /dev/null wherever one of the standard descriptors is closed, so that
+ * nothing opened later takes its place. */
+void fd_open_standard(void);

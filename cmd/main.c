@@ -1,11 +1,10 @@
 /* accel: picks the subcommand. */
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/near.h"
+#include "base/path.h"
 #include "cmd/cmd.h"
 
 static const struct command {
@@ -51,23 +50,12 @@ static int unknown(const char *word)
 	return EXIT_USAGE;
 }
 
-/* A socket opened later must not take the place of a closed descriptor. */
-static void open_standard(void)
-{
-	int fd = open("/dev/null", O_RDWR);
-
-	while (fd >= 0 && fd < 3)
-		fd = open("/dev/null", O_RDWR);
-	if (fd > 2)
-		(void)close(fd);
-}
-
 int main(int argc, char **argv)
 {
 	const char *word = argc > 1 ? argv[1] : "--help";
 	char *help[] = { argv[0], argc > 2 ? argv[2] : NULL, (char *)"--help", NULL };
 
-	open_standard();
+	fd_open_standard();
 	if (!strcmp(word, "--version")) {
 		puts("accel " ACCEL_VERSION);
 		return 0;

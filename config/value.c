@@ -9,6 +9,7 @@
 #include <strings.h>
 
 #include "base/buf.h"
+#include "base/contract.h"
 #include "base/err.h"
 #include "base/opt.h"
 #include "base/own.h"
@@ -19,29 +20,7 @@ enum {
 	ENTRY_MAX = 131071, /* what the kernel lets one variable of a program be */
 };
 
-/* Variables that accel sets for each worker, so that none but it may. */
-static const char *const workers_own[] = {
-	"RANK",
-	"WORLD_SIZE",
-	"LOCAL_RANK",
-	"LOCAL_WORLD_SIZE",
-	"GROUP_RANK",
-	"GROUP_WORLD_SIZE",
-	"ROLE_RANK",
-	"ROLE_WORLD_SIZE",
-	"ROLE_NAME",
-	"MASTER_ADDR",
-	"MASTER_PORT",
-	"TORCHELASTIC_RESTART_COUNT",
-	"TORCHELASTIC_MAX_RESTARTS",
-	"TORCHELASTIC_RUN_ID",
-	"TORCHELASTIC_USE_AGENT_STORE",
-	"TORCHELASTIC_ERROR_FILE",
-	"ACCELERATE_MIXED_PRECISION",
-	"ACCELERATE_USE_CPU",
-};
-
-/* Of those, the ones that a setting decides. */
+/* Variables of the contract that a setting decides. */
 static const struct {
 	const char *name, *key;
 } decided_by[] = {
@@ -166,14 +145,10 @@ static bool is_name(const char *name)
 	return *name && memchr(letters, *name, first) && !name[strspn(name, letters)];
 }
 
+/* Settings, too, would reach the worker as if they had been made for it. */
 static bool is_workers_own(const char *name)
 {
-	if (!strncmp(name, "ACCEL_", strlen("ACCEL_")))
-		return true;
-	for (size_t i = 0; i < sizeof(workers_own) / sizeof(workers_own[0]); i++)
-		if (!strcmp(workers_own[i], name))
-			return true;
-	return false;
+	return !strncmp(name, "ACCEL_", strlen("ACCEL_")) || contract_has(name);
 }
 
 static const char *deciding_key(const char *name)

@@ -13,11 +13,11 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/contract.h"
 #include "base/err.h"
 #include "base/loop.h"
 #include "base/own.h"
 #include "rendezvous/link.h"
-#include "supervisor/env.h"
 
 void agent_tell(struct agent *a, uint32_t level, const char *fmt, ...)
 {
@@ -114,7 +114,7 @@ static void on_plan(struct agent *a, const struct msg_plan *msg)
 		return;
 	}
 	for (size_t i = 0; i < a->plan.env.n; i++)
-		if (!env_is_ours(a->plan.env.v[i]))
+		if (!contract_has(a->plan.env.v[i]))
 			(void)strv_add(&a->base_env, a->plan.env.v[i]);
 	/* Only the number of threads depends on it, and a user who set that knows. */
 	a->n_cores = strv_env_get(&a->base_env, "OMP_NUM_THREADS") ? 1 : detect_cores("");

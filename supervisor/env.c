@@ -4,49 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/*
- * Names that never pass from the launching environment: they would describe
- * some other job. The rest of ACCEL_* are settings and pass.
- */
-static const char *const ours[] = {
-	"RANK",
-	"WORLD_SIZE",
-	"LOCAL_RANK",
-	"LOCAL_WORLD_SIZE",
-	"GROUP_RANK",
-	"GROUP_WORLD_SIZE",
-	"ROLE_RANK",
-	"ROLE_WORLD_SIZE",
-	"ROLE_NAME",
-	"MASTER_ADDR",
-	"MASTER_PORT",
-	"TORCHELASTIC_RESTART_COUNT",
-	"TORCHELASTIC_MAX_RESTARTS",
-	"TORCHELASTIC_RUN_ID",
-	"TORCHELASTIC_USE_AGENT_STORE",
-	"TORCHELASTIC_ERROR_FILE",
-	"ACCELERATE_MIXED_PRECISION",
-	"ACCELERATE_USE_CPU",
-	"ACCEL_JOB",
-	"ACCEL_NODE",
-	"ACCEL_ATTEMPT",
-	"ACCEL_DEVICE",
-	"ACCEL_MIXED_PRECISION",
-	"ACCEL_CONTROL_FD",
-	"ACCEL_CONTROL_INO",
-	"ACCEL_SOCKET",
-};
-
-bool env_is_ours(const char *name)
-{
-	size_t len = strcspn(name, "=");
-
-	for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
-		if (!strncmp(ours[i], name, len) && !ours[i][len])
-			return true;
-	return false;
-}
-
 /* The user's own value wins for these. */
 static int add_unset(struct strv *out, const struct strv *user, const char *name,
 		     int value)

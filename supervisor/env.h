@@ -5,7 +5,6 @@
  * torchrun and Accelerate, and our own (DESIGN 4.1).
  */
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/strv.h"
@@ -28,7 +27,3 @@ struct worker_env {
 /* Append what accel adds, "NAME=value" each, to @out; @user is the environment
  * it is added to, for the variables that are only set where the user has none. */
 int env_additions(struct strv *out, const struct worker_env *w, const struct strv *user);
-
-/* Is @name (up to '=' or its end) one that accel sets whatever the launching
- * environment held? */
-bool env_is_ours(const char *name);

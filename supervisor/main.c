@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/opt.h"
+#include "base/path.h"
 #include "supervisor/daemon.h"
 #include "supervisor/keeper.h"
 #include "supervisor/spawn.h"
@@ -25,17 +26,6 @@ static const char usage[] =
 	"\n"
 	"FD is a connected stream socket on which a client speaks accel's framed\n"
 	"protocol. \"accel launch\" starts acceld by itself; nobody else needs to.\n";
-
-/* Descriptors 0 to 2 must be open, or a socket would take their place. */
-static void open_standard(void)
-{
-	int fd = open("/dev/null", O_RDWR);
-
-	while (fd >= 0 && fd < 3)
-		fd = open("/dev/null", O_RDWR);
-	if (fd > 2)
-		(void)close(fd);
-}
 
 static int parse_link(int argc, char **argv)
 {
@@ -64,7 +54,7 @@ int main(int argc, char **argv)
 		fputs(usage, stdout);
 		return 0;
 	}
-	open_standard();
+	fd_open_standard();
 	link_fd = parse_link(argc, argv);
 	if (link_fd < 0) {
 		fputs(link_fd == -ENOTSOCK ? "acceld: the link is not a socket\n" : usage,

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/contract.h"
 #include "supervisor/env.h"
 
 static const struct worker_env example = {
@@ -128,16 +129,16 @@ static void what_describes_a_job_never_passes_from_outside(void **state)
 	for (size_t i = 0; i < env.n; i++) {
 		if (!strncmp(env.v[i], "OMP_", 4) || !strncmp(env.v[i], "GLOO_", 5) ||
 		    !strncmp(env.v[i], "TORCH_", 6))
-			assert_false(env_is_ours(env.v[i]));
+			assert_false(contract_has(env.v[i]));
 		else
-			assert_true(env_is_ours(env.v[i]));
+			assert_true(contract_has(env.v[i]));
 	}
 	strv_fini(&env);
-	assert_false(env_is_ours("RANKS=1"));
-	assert_false(env_is_ours("RAN=1"));
-	assert_false(env_is_ours("ACCEL_NUM_PROCESSES=4"));
-	assert_false(env_is_ours("=x"));
-	assert_false(env_is_ours(""));
+	assert_false(contract_has("RANKS=1"));
+	assert_false(contract_has("RAN=1"));
+	assert_false(contract_has("ACCEL_NUM_PROCESSES=4"));
+	assert_false(contract_has("=x"));
+	assert_false(contract_has(""));
 }
 
 int main(void)
