@@ -91,14 +91,24 @@ static bool deliver(struct link *l)
 	return any;
 }
 
+static bool deliver_in_memory(struct link *l)
+{
+	const struct link *sender = l->peer;
+	bool any = deliver(l);
+
+	if (any && !buf_len(&l->in) && sender->ops && sender->ops->on_drained)
+		sender->ops->on_drained(sender->data);
+	return any;
+}
+
 static void on_pair(void *data)
 {
 	struct link *a = data;
 	bool busy = true;
 
 	while (busy) {
-		busy = deliver(a->peer);
-		busy = deliver(a) || busy;
+		busy = deliver_in_memory(a->peer);
+		busy = deliver_in_memory(a) || busy;
 	}
 }
 
