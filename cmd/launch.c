@@ -54,7 +54,7 @@ static const char intro[] =
 	"\n"
 	"Run PROGRAM in several processes that know of each other. PROGRAM is a\n"
 	"Python file, a module (-m), or anything executable. Nothing after PROGRAM\n"
-	"is read by accel.\n"
+	"is read by accel. One process alone reads accel's stdin; several read nothing.\n"
 	"\n"
 	"  accel launch -n 2 train.py --lr 3e-4\n"
 	"  accel launch -n 4 --mixed-precision bf16 -m package.train\n"
@@ -65,9 +65,11 @@ static const char outro[] =
 	"\n"
 	"Every setting may also stand in accel.yaml or a variable, see\n"
 	"\"accel config show --origin\". Exit status: that of the first worker that\n"
-	"failed (128 + the signal's number if it was killed), 126/127 if PROGRAM could\n"
-	"not be executed or found, 130/143 after Ctrl-C/SIGTERM, 2 wrong use, 3 a bad\n"
-	"configuration, 4 the supervisor was lost.\n";
+	"failed (128 + the signal's number if it was killed), 126/127 if it could not "
+	"be\n"
+	"executed/its interpreter not be found, 128 + the signal that stopped the job\n"
+	"(130 Ctrl-C, 143 SIGTERM, 141 nobody reads the output), 2 wrong use, as a\n"
+	"PROGRAM that is not there, 3 a bad configuration, 4 the supervisor was lost.\n";
 
 struct launch {
 	struct settings settings;
@@ -145,20 +147,6 @@ static uint32_t plan_flags(const struct launch *l, uint32_t n)
 	return flags;
 }
 
-/* The user's environment with --env over it. */
-static int make_env(struct strv *out, const struct config *config)
-{
-	const struct strv *set = config_list(config, SET_ENV);
-	int r = strv_add_all(out, environ);
-
-	for (size_t i = 0; i < set->n && !r; i++) {
-		OWN_MEM char *name = strndup(set->v[i], strcspn(set->v[i], "="));
-
-		r = name ? strv_env_set(out, name, strchr(set->v[i], '=') + 1) : -ENOMEM;
-	}
-	return r;
-}
-
 static int make_list(struct buf *body, struct slice_list *list, const struct strv *from)
 {
 	int r = 0;
@@ -201,7 +189,7 @@ static int start_job(const struct launch *l, const struct jobdir *job, const cha
 		.grace_ms = plan.grace_ms,
 		.verbose = l->verbose,
 	};
-	int r = make_env(&env, c);
+	int r = settings_env(&l->settings, &env);
 
 	if (!r)
 		r = make_list(&argv, &plan.argv, &l->program.argv);
@@ -298,7 +286,9 @@ static int resolve_and_launch(struct launch *l, int argc, char **argv)
 	if (program_resolve(&l->program, &l->program_options, argc, argv, environ, &e) <
 	    0) {
 		(void)err_wrap(&e, e.code, "launch");
-		say_error(e.text, hint_of(e.code));
+		say_error(e.text, strstr(e.text, "interpreter")
+					  ? "Name one that is there with --python."
+					  : hint_of(e.code));
 		return EXIT_USAGE;
 	}
 	return l->dry_run ? rank_table_print(&l->settings, &l->program) : launch(l);

@@ -68,8 +68,7 @@ int rank_table_print(const struct settings *s, const struct program *p)
 	struct strv user = { 0 };
 	struct buf out = { 0 };
 
-	(void)strv_add_all(&user, environ);
-	(void)strv_add_all(&user, config_list(s->config, SET_ENV)->v);
+	(void)settings_env(s, &user);
 	print_argv(&out, p);
 	(void)buf_addf(&out,
 		       "1 node x %u = %u process%s\n\n  rank  node  local rank  device\n",

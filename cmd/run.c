@@ -27,7 +27,7 @@
 #include "supervisor/tree.h"
 
 /* What the terminal has not taken beyond this stays with the supervisor. */
-enum { BACKLOG_MAX = 256 << 10, READER_MS = 1000 };
+enum { BACKLOG_MAX = 256 << 10, READER_MS = 1000, SUPERVISOR_MS = 5000 };
 
 /* What each signal to accel does to the job: the workers get @first, and
  * SIGKILL after the grace; a second such signal is SIGKILL at once. */
@@ -51,7 +51,7 @@ struct run {
 	struct loop *loop;
 	struct link *link;
 	struct screen *screen;
-	struct timer *reader_limit;
+	struct timer *reader_limit, *supervisor_limit;
 	struct sigwatch *signals[N_STOP_RULES + N_PASSED_ON];
 	pid_t keeper, daemon;
 	int keeper_status;
@@ -79,6 +79,15 @@ static void give_up_reader(void *data)
 		link_hold(r->link, false);
 }
 
+/* Told to kill at once, it has not even done that. Its workers die with it. */
+static void give_up_supervisor(void *data)
+{
+	struct run *r = data;
+
+	screen_say(r->screen, "accel: the supervisor does not answer; killing it");
+	(void)kill(-r->keeper, SIGKILL);
+}
+
 static void ask_stop(struct run *r, int first, int reason)
 {
 	struct msg_stop msg = {
@@ -92,10 +101,12 @@ static void ask_stop(struct run *r, int first, int reason)
 	r->n_stops++;
 	(void)link_send(r->link, MSG_STOP, &msg);
 	/* Twice means now; once means when the grace is over at the latest. */
-	if (r->n_stops > 1)
+	if (r->n_stops > 1) {
 		give_up_reader(r);
-	else
+		timer_start(r->supervisor_limit, SUPERVISOR_MS);
+	} else {
 		timer_start(r->reader_limit, r->o->grace_ms + READER_MS);
+	}
 }
 
 static void on_stop_signal(void *data, int signo)
@@ -157,9 +168,9 @@ static void on_change(void *data)
 		return;
 	r->told_error = true;
 	/* A reader that left ends a pipeline; the job is a part of it. */
-	if (error == EPIPE && !r->ended)
+	if (error == EPIPE && !r->ended && !r->n_stops)
 		ask_stop(r, SIGTERM, SIGPIPE);
-	else if (!r->ended)
+	else if (error != EPIPE && !r->ended)
 		screen_say(r->screen, "accel: write to stdout: %s; all output is in %s",
 			   strerror(error), r->o->job_dir);
 }
@@ -427,13 +438,13 @@ static void say_lost(struct run *r)
 	r->exit_code = killed ? EXIT_LOST : EXIT_BUG;
 	if (code > 128)
 		screen_say(r->screen,
-			   "accel: the job's supervisor was killed (%s); all its "
-			   "processes have been ended\nFiles of the job: %s",
-			   strsignal(code - 128), r->o->job_dir);
+			   "accel: the job's supervisor was killed by SIG%s; all its "
+			   "processes have been ended\n  files of the job: %s",
+			   sigabbrev_np(code - 128), r->o->job_dir);
 	else
 		screen_say(r->screen,
 			   "accel: the job's supervisor ended without a word (code %d); "
-			   "this is a bug in accel\nFiles of the job: %s",
+			   "this is a bug in accel\n  files of the job: %s",
 			   code, r->o->job_dir);
 }
 
@@ -455,6 +466,8 @@ static int run_init(struct run *r, struct err *err)
 	if (!e)
 		e = timer_new(&r->reader_limit, r->loop, give_up_reader, r, err);
 	if (!e)
+		e = timer_new(&r->supervisor_limit, r->loop, give_up_supervisor, r, err);
+	if (!e)
 		e = watch_signals(r, err);
 	if (!e)
 		e = start_acceld(r, &link_fd, err);
@@ -471,6 +484,7 @@ static void run_fini(struct run *r)
 	for (int i = 0; i < N_STOP_RULES + N_PASSED_ON; i++)
 		r->signals[i] = sigwatch_free(r->signals[i]);
 	r->reader_limit = timer_free(r->reader_limit);
+	r->supervisor_limit = timer_free(r->supervisor_limit);
 	r->screen = screen_free(r->screen);
 	r->loop = loop_free(r->loop);
 }

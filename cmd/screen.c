@@ -12,8 +12,9 @@
 #include "base/own.h"
 
 enum {
-	LINE_MAX_SHOWN = 4096, /* longer lines come in pieces */
-	IDLE_MS = 500,         /* an unfinished line is shown after this */
+	LINE_MAX_TTY = 4096,   /* longer lines come in pieces on a terminal, */
+	LINE_MAX_FILE = 65536, /* and in a file or a pipe */
+	IDLE_MS = 500,         /* an unfinished line is shown on a terminal after this */
 	REDRAW_MS = 500,       /* how often a progress bar is shown */
 	QUOTE_MAX = 400,
 };
@@ -140,14 +141,16 @@ static void redraw(struct screen *s, uint32_t rank, int stream, struct line *l)
 static void add_bytes(struct screen *s, uint32_t rank, int stream, struct line *l,
 		      struct slice part)
 {
+	size_t most = s->is_tty[stream] ? LINE_MAX_TTY : LINE_MAX_FILE;
+
 	while (part.len) {
-		size_t room = LINE_MAX_SHOWN - buf_len(&l->text);
+		size_t room = most - buf_len(&l->text);
 		size_t n = part.len < room ? part.len : room;
 
 		(void)buf_add(&l->text, part.data, n);
 		part.data += n;
 		part.len -= n;
-		if (buf_len(&l->text) == LINE_MAX_SHOWN && part.len)
+		if (buf_len(&l->text) == most && part.len)
 			show_held(s, rank, stream, l, true);
 	}
 }
@@ -211,7 +214,8 @@ static void on_idle(void *data)
 	for (uint32_t i = 0; i < s->n_processes * N_STREAMS; i++) {
 		struct line *l = &s->lines[i];
 
-		if (!buf_len(&l->text))
+		/* In a file or a pipe a line is a line, however long it takes. */
+		if (!buf_len(&l->text) || !s->is_tty[i % N_STREAMS])
 			continue;
 		if (now - l->changed_ms < IDLE_MS) {
 			start_idle(s);

@@ -74,14 +74,31 @@ static int load_file(struct settings *s, struct err *err)
 	return r > 0 ? config_load_file(s->config, found, err) : r;
 }
 
+int settings_env(const struct settings *s, struct strv *out)
+{
+	const struct strv *set = config_list(s->config, SET_ENV);
+	int r = strv_add_all(out, environ);
+
+	for (size_t i = 0; i < set->n && !r; i++) {
+		OWN_MEM char *name = strndup(set->v[i], strcspn(set->v[i], "="));
+
+		r = name ? strv_env_set(out, name, strchr(set->v[i], '=') + 1) : -ENOMEM;
+	}
+	return r;
+}
+
 static int load_detected(struct settings *s, struct err *err)
 {
 	char count[16], what[200];
+	struct strv env = { 0 };
 
 	if (config_bool(s->config, SET_CPU) ||
 	    (config_is_set(s->config, SET_NUM_PROCESSES) && !s->show_devices))
 		return 0;
-	s->devices = detect_devices("", environ);
+	/* What hides devices from the workers hides them from the count. */
+	if (settings_env(s, &env) == 0 && env.v)
+		s->devices = detect_devices("", env.v);
+	strv_fini(&env);
 	if (!s->devices.count)
 		return 0;
 	(void)snprintf(count, sizeof(count), "%d", s->devices.count);

@@ -37,6 +37,9 @@ int settings_option(struct settings *s, const struct opt *o, const char *value,
 /* Load the other layers. Returns 0, or the exit code after telling the user. */
 int settings_finish(struct settings *s);
 
+/* The environment that workers start from: ours with the setting env over it. */
+int settings_env(const struct settings *s, struct strv *out);
+
 /* What workers on this machine call the store's address: "localhost" where the
  * hosts file has that name, so that nobody asks a name server. */
 const char *settings_master_addr(void);

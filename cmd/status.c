@@ -116,9 +116,10 @@ static void add_job(struct listing *l, const struct msg_status *s)
 		       (const char *)s->job.data, s->n_running, s->n_workers,
 		       s->stopping ? " (stopping)" : "");
 	print_age(&l->text, s->started_us);
-	(void)buf_addf(&l->text, "  %s\n    files: %s\n",
+	(void)buf_addf(&l->text,
+		       "  %s\n    pid %u (kill it to stop the job), files: %s\n",
 		       printable(shown[0], sizeof(shown[0]), program ? program : ""),
-		       printable(shown[1], sizeof(shown[1]), dir ? dir : ""));
+		       s->pid, printable(shown[1], sizeof(shown[1]), dir ? dir : ""));
 }
 
 /* accel, keeper and daemon of that job were killed at once, and there was nobody
@@ -200,7 +201,7 @@ static int print_listing(struct listing *l)
 	OWN_MEM char *json = NULL;
 
 	if (l->json) {
-		json = json_dumps(l->jobs, JSON_INDENT(2));
+		json = json_dumps(l->jobs, JSON_INDENT(2) | JSON_REAL_PRECISION(16));
 		(void)buf_addf(&l->text, "%s\n", json ? json : "[]");
 	} else if (!l->n) {
 		(void)buf_add_str(&l->text, "no jobs\n");

@@ -31,9 +31,10 @@ static void say_message(struct screen *s, struct slice file)
 
 	if (json_is_object(m))
 		m = json_object_get(m, "message");
-	if (json_is_string(m))
-		screen_quote(s, "  what it says went wrong: ",
-			     slice_str(json_string_value(m)));
+	if (json_is_string(m)) {
+		screen_say(s, "  what it says went wrong:");
+		say_lines(s, slice_str(json_string_value(m)));
+	}
 	json_decref(doc);
 }
 
@@ -62,7 +63,11 @@ static void say_failure(struct screen *s, const struct msg_verdict *v,
 {
 	char how[256], place[4200];
 
-	verdict_describe(how, sizeof(how), v->status, v->exec_errno);
+	/* It had written why it failed, and was then still there to be ended. */
+	if (v->flags & EXIT_SIGNALLED)
+		(void)snprintf(how, sizeof(how), "failed, by its own account");
+	else
+		verdict_describe(how, sizeof(how), v->status, v->exec_errno);
 	describe_place(place, sizeof(place), v, o->path);
 	screen_say(s, "accel: rank %u %s%s%s", v->rank,
 		   v->n_workers > 1 ? "failed first: it " : "", how, place);
@@ -98,6 +103,6 @@ void verdict_block(struct screen *s, const struct msg_verdict *v,
 				   (double)(v->ended_us - v->started_us) / 1e6);
 		break;
 	}
-	if (v->verdict != VERDICT_DONE || o->verbose)
+	if (v->verdict != VERDICT_DONE)
 		screen_say(s, "  files of the job: %s", o->job_dir);
 }

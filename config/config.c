@@ -16,6 +16,7 @@
 #include "base/own.h"
 #include "base/path.h"
 #include "config/layers.h"
+#include "config/spell.h"
 
 enum { FILE_MAX = 16 << 20 };
 
@@ -137,11 +138,18 @@ int config_put(struct config *c, enum setting id, const char *text, struct origi
 	       struct err *err)
 {
 	struct slot *slot = &c->slots[id][origin.kind];
+	OWN_MEM char *path = NULL;
 	struct value value;
 	int r;
 
 	if (schema[id].type == TYPE_MAP)
 		return put_entry(c, id, text, origin, err);
+	/* A shell leaves --log-dir=~/logs as it is; nobody wants a folder "~". */
+	if (schema[id].type == TYPE_PATH || schema[id].type == TYPE_PROGRAM) {
+		text = path = spell_path("", text, true);
+		if (!path)
+			return err_set(err, -ENOMEM, "settings");
+	}
 	r = value_parse(&value, &c->arena, &schema[id], text, err);
 	if (r < 0)
 		return r;

@@ -104,8 +104,8 @@ const struct setting_row schema[N_SETTINGS] = {
 		.arg = "TIME",
 		.def = "15 s",
 		.group = "Stopping",
-		.help = "Time that workers get between SIGTERM and SIGKILL, in seconds "
-			"or with a unit (500ms, 2m)",
+		.help = "Time that workers get between the first signal (SIGTERM; SIGINT "
+			"after Ctrl-C) and SIGKILL, in seconds or with a unit (500ms, 2m)",
 	},
 	[SET_PYTHON] = {
 		.id = SET_PYTHON,

@@ -409,11 +409,11 @@ static int visible_lenient(const char *value, int n)
 
 	if (!strcmp(value, "all"))
 		return n;
-	for (const char *e = value; e; e = strchr(e, ',')) {
+	for (const char *e = value, *comma; e; e = comma ? comma + 1 : NULL) {
 		long first, last;
 		const char *dash;
 
-		e += *e == ',' && e != value;
+		comma = strchr(e, ',');
 		first = last = entry_number(e);
 		dash = e + strcspn(e, "-,");
 		if (first >= 0 && *dash == '-')

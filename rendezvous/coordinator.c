@@ -220,6 +220,17 @@ static void on_stop(struct coordinator *c, const struct msg_stop *msg)
 		over(c);
 }
 
+void coordinator_stop(struct coordinator *c, int signo)
+{
+	struct msg_stop msg = {
+		.signo = c->state == JOB_STOPPING ? SIGKILL : signo,
+		.grace_ms = c->state == JOB_STOPPING ? 0 : c->plan.grace_ms,
+		.reason = (uint32_t)signo,
+	};
+
+	on_stop(c, &msg);
+}
+
 /* ---- workers ---- */
 
 static void on_started(struct coordinator *c, const struct msg_started *msg)

@@ -24,6 +24,10 @@ int coordinator_new(struct coordinator **ret, struct loop *loop, struct link *cl
 		    struct link *agent, on_over_fn *fn, void *data, struct err *err);
 struct coordinator *coordinator_free(struct coordinator *c);
 
+/* Somebody asked for the job's end by a signal to this process: as if the client
+ * had got it. */
+void coordinator_stop(struct coordinator *c, int signo);
+
 /* Something the job cannot do without is gone (@what, for the user): end it. */
 void coordinator_lost(struct coordinator *c, const char *what);
 

@@ -12,7 +12,7 @@
 #include "base/own.h"
 #include "base/path.h"
 
-enum { JSON_FLAGS = JSON_COMPACT, QUEUE_MAX = 64 << 10 };
+enum { JSON_FLAGS = JSON_COMPACT | JSON_REAL_PRECISION(16), QUEUE_MAX = 64 << 10 };
 
 struct journal {
 	char *dir;
@@ -69,7 +69,8 @@ static json_t *json_time(uint64_t us)
 static int write_json(const struct journal *j, const char *name, json_t *doc,
 		      struct err *err)
 {
-	OWN_MEM char *path = NULL, *text = json_dumps(doc, JSON_INDENT(2));
+	OWN_MEM char *path = NULL,
+		     *text = json_dumps(doc, JSON_INDENT(2) | JSON_REAL_PRECISION(16));
 	struct buf out = { 0 };
 	int r;
 

@@ -97,6 +97,7 @@ static const struct field verdict_fields[] = {
 	FIELD(msg_verdict, started_us, F_U64), FIELD(msg_verdict, ended_us, F_U64),
 	FIELD(msg_verdict, failed_us, F_U64),  FIELD(msg_verdict, message, F_BYTES),
 	FIELD(msg_verdict, tail, F_BYTES),     FIELD(msg_verdict, tail_path, F_BYTES),
+	FIELD(msg_verdict, flags, F_U32),
 };
 
 static const struct field status_ask_fields[] = {

@@ -165,6 +165,7 @@ struct msg_verdict {
 	uint32_t n_workers;
 	uint64_t started_us, ended_us, failed_us;
 	struct slice message, tail, tail_path;
+	uint32_t flags; /* EXIT_..., of the one that failed first */
 };
 
 struct msg_status_ask {

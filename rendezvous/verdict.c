@@ -102,6 +102,7 @@ void verdict_reach(struct msg_verdict *v, const struct failure *f, uint32_t stop
 	v->rank = e->rank;
 	v->pid = e->pid;
 	v->status = e->status;
+	v->flags = e->flags;
 	v->exec_errno = e->exec_errno;
 	v->failed_us = time_of(e);
 	v->message = e->message;

@@ -33,6 +33,7 @@ enum {
 	TAIL_LINES = 10,
 	TOLD_MAX = 65536,
 	MESSAGE_MAX = 64 << 10,
+	RANKS_SIZE = 128,
 };
 
 /* ---- last words ---- */
@@ -143,10 +144,40 @@ static void signal_worker(struct worker *w, int signo)
 		(void)kill(w->pid, signo);
 }
 
+static int append_rank(char *out, size_t size, size_t *len, uint32_t rank)
+{
+	int n = snprintf(out + *len, size - *len, "%s%u", *len ? ", " : "", rank);
+
+	if (n < 0 || (size_t)n >= size - *len)
+		return -ENOSPC;
+	*len += (size_t)n;
+	return 0;
+}
+
+/* "0, 2, 5" of the workers that are alive. False when none is. */
+static bool list_alive(const struct agent *a, char *out)
+{
+	size_t len = 0;
+
+	out[0] = 0;
+	for (uint32_t i = 0; i < a->n_workers; i++)
+		if (is_alive(&a->workers[i]) &&
+		    append_rank(out, RANKS_SIZE - 8, &len, a->workers[i].rank) < 0) {
+			(void)strcpy(out + len, ", ...");
+			break;
+		}
+	return len;
+}
+
 static void kill_everything(struct agent *a)
 {
-	if (!a->killing && (a->n_alive || a->sweeping) && a->stop_signo)
-		agent_tell(a, NOTE_INFO, "SIGKILL to what is left");
+	char ranks[RANKS_SIZE];
+
+	/* Whoever asked for it knows. */
+	if (!a->killing && a->stop_signo && a->stop_signo != SIGKILL &&
+	    list_alive(a, ranks))
+		agent_tell(a, NOTE_WARNING, "the grace is over: SIGKILL to rank %s",
+			   ranks);
 	a->killing = true;
 	if (a->board->cgroup[0])
 		cgroup_kill(a->board->cgroup);
@@ -293,38 +324,19 @@ void agent_look_after(struct agent *a)
 	}
 }
 
-static int append_rank(char *out, size_t size, size_t *len, uint32_t rank)
-{
-	int n = snprintf(out + *len, size - *len, "%s%u", *len ? ", " : "", rank);
-
-	if (n < 0 || (size_t)n >= size - *len)
-		return -ENOSPC;
-	*len += (size_t)n;
-	return 0;
-}
-
 void agent_on_patience(struct agent *a)
 {
-	char ranks[128] = "";
-	size_t len = 0;
+	char ranks[RANKS_SIZE];
 	uint64_t now = now_ms();
 	unsigned left =
 		a->kill_at_ms > now ? (unsigned)((a->kill_at_ms - now + 500) / 1000) : 0;
 
-	if (a->sweeping) {
+	if (a->sweeping)
 		agent_tell(a, NOTE_WARNING,
 			   "waiting for %u processes that the workers left behind; "
 			   "SIGKILL in %u s",
 			   a->leftovers.n_seen, left);
-		return;
-	}
-	for (uint32_t i = 0; i < a->n_workers; i++)
-		if (is_alive(&a->workers[i]) &&
-		    append_rank(ranks, sizeof(ranks) - 8, &len, a->workers[i].rank) < 0) {
-			(void)strcat(ranks, ", ...");
-			break;
-		}
-	if (len)
+	else if (list_alive(a, ranks))
 		agent_tell(a, NOTE_WARNING, "waiting for rank %s to end; SIGKILL in %u s",
 			   ranks, left);
 }

@@ -1,6 +1,7 @@
 #include "supervisor/daemon.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@ struct daemon {
 	struct coordinator *coordinator;
 	struct agent *agent;
 	struct watch *keeper;
+	struct sigwatch *sigterm;
 	uint32_t exit_code;
 };
 
@@ -35,6 +37,13 @@ static void on_keeper_gone(void *data, int events)
 	(void)events;
 	d->keeper = watch_free(d->keeper);
 	coordinator_lost(d->coordinator, "the job's keeper process was killed");
+}
+
+static void on_sigterm(void *data, int signo)
+{
+	struct daemon *d = data;
+
+	coordinator_stop(d->coordinator, signo);
 }
 
 static int on_status(void *data, struct msg_status *ret)
@@ -63,12 +72,15 @@ static int daemon_init(struct daemon *d, int link_fd, int keeper_fd,
 	if (!r)
 		r = watch_new(&d->keeper, d->loop, keeper_fd, WATCH_READ, on_keeper_gone,
 			      d, err);
+	if (!r)
+		r = sigwatch_new(&d->sigterm, d->loop, SIGTERM, on_sigterm, d, err);
 	return r;
 }
 
 static void daemon_fini(struct daemon *d)
 {
 	d->keeper = watch_free(d->keeper);
+	d->sigterm = sigwatch_free(d->sigterm);
 	d->agent = agent_free(d->agent);
 	d->coordinator = coordinator_free(d->coordinator);
 	d->to_agent = link_free(d->to_agent);

@@ -3,7 +3,8 @@
 /*
  * The keeper: parent of the daemon. It only waits. When the daemon dies,
  * whatever was below it falls to the keeper, which kills until it has no
- * children left and removes what the daemon had on its board.
+ * children left and removes what the daemon had on its board. A daemon that
+ * goes on long after its client is gone is stuck, and is killed.
  */
 
 #include <limits.h>

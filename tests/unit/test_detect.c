@@ -252,6 +252,8 @@ static void intel_cards_count_and_integrated_gpus_do_not(void **state)
 	assert_devices("xpu", 1, NULL, "ZE_AFFINITY_MASK=1", NULL);
 	assert_devices("xpu", 1, NULL, "ZE_AFFINITY_MASK=0.0", NULL);
 	assert_devices("cpu", 0, NULL, "ZE_AFFINITY_MASK=7", NULL);
+	assert_devices("cpu", 0, NULL, "ZE_AFFINITY_MASK=,", NULL);
+	assert_devices("xpu", 1, NULL, "ZE_AFFINITY_MASK=,,1,", NULL);
 }
 
 static void a_data_centre_card_in_a_virtual_machine_counts(void **state)
