@@ -559,6 +559,10 @@ class Cluster:
         own = [p for p in descendants(os.getpid()) if p.pid not in known and p.state not in "ZX"]
         return sorted({p.pid for p in own} | (set(marked(self.mark)) - {os.getpid()}))
 
+    def left_cgroups(self) -> list[str]:
+        jobs = {f"accel-{folder.name}" for folder in self.job_folders()}
+        return [p.name for p in Path("/sys/fs/cgroup").rglob("accel-*") if p.name in jobs]
+
     def kill_everything(self) -> list[int]:
         """SIGKILL to whatever is left, until nothing is. Returns what it was."""
         killed: set[int] = set()
@@ -593,6 +597,7 @@ class Cluster:
                     "files in the runtime folder": files,
                     "abstract sockets": sorted(abstract_sockets() - self._abstract),
                     "shared memory": sorted(shared_memory() - self._shm),
+                    "cgroups": self.left_cgroups(),
                     "memfds": sorted(memfds([*left, os.getpid()])),
                     "files in the working folder": sorted(
                         tree(self.cwd) - (tree(self.cwd) if self._cwd is None else self._cwd)

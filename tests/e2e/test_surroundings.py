@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -159,6 +161,118 @@ def test_the_death_of_a_client_with_unread_words_is_noticed(cluster: Cluster) ->
     assert eventually(lambda: not cluster.left_processes())
 
 
+SAVES_ON_SIGINT = """
+import signal, sys, time
+def on_sigint(*_):
+    try:
+        print("saving", flush=True)
+    except OSError:
+        pass
+    time.sleep(0.5)
+    open(sys.argv[2], "w").write("saved")
+    sys.exit(0)
+signal.signal(signal.SIGINT, on_sigint)
+open(sys.argv[1], "w").write("ready\\n")
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_reader_that_dies_with_the_same_ctrl_c_cuts_no_save_short(cluster: Cluster) -> None:
+    ready, saved = cluster.fifo(), cluster.files / "saved"
+    script = cluster.write(cluster.files / "save.py", SAVES_ON_SIGINT)
+    reader, writer = os.pipe()
+    argv = [cluster.accel, "launch", "--python", sys.executable, script, str(ready), saved]
+    with subprocess.Popen(
+        argv, env=cluster.environment(), stdout=writer, stderr=subprocess.DEVNULL
+    ) as proc:
+        ready.take(1)
+        proc.send_signal(signal.SIGINT)
+        os.close(reader)
+        os.close(writer)
+        assert proc.wait(10) == 130
+    assert saved.read_text() == "saved"
+
+
+def test_a_long_line_stays_whole_in_a_pipe(cluster: Cluster) -> None:
+    line = "x" * 50_000
+    r = cluster.launch("-n", "2", "sh", "-c", "printf '%050000d\\n' 0 | tr 0 x")
+    assert sorted(r.lines) == [f"[0] {line}", f"[1] {line}"]
+
+
+# --- a supervisor that is stuck ---------------------------------------------------------
+
+
+def test_a_second_signal_ends_a_supervisor_that_does_not_answer(cluster: Cluster) -> None:
+    ready = cluster.fifo()
+    job = cluster.start(cluster.worker, "setsid-child", ready, "ready", ready, "pause")
+    ready.take(1, "ready")
+    send(job.daemon, signal.SIGSTOP)
+    job.signal(signal.SIGTERM)
+    time.sleep(0.2)  # two at once are one
+    job.signal(signal.SIGTERM)
+    r = job.wait(20)
+    assert r.code == 143
+    assert "does not answer" in r.talk
+
+
+def test_a_stuck_supervisor_does_not_outlive_its_client_for_long(cluster: Cluster) -> None:
+    ready = cluster.fifo()
+    job = cluster.start(cluster.worker, "setsid-child", ready, "ready", ready, "pause")
+    ready.take(1, "ready")
+    send(job.daemon, signal.SIGSTOP)
+    job.signal(signal.SIGKILL)
+    job.proc.wait(5)
+    assert eventually(lambda: not cluster.left_processes(), timeout=20)
+
+
+def test_the_pid_that_status_shows_stops_the_job(cluster: Cluster) -> None:
+    ready = cluster.fifo()
+    job = cluster.start("-n", "2", cluster.worker, "ready", ready, "pause")
+    ready.take(2)
+    shown = json.loads(cluster.run_accel("status", "--json").text)
+    send(shown[0]["pid"], signal.SIGTERM)
+    assert job.wait().code == 143
+
+
+# --- devices ----------------------------------------------------------------------------
+
+FAKE_DEV = """
+mount -t tmpfs none /dev && mknod /dev/null c 1 3 && touch /dev/nvidia0 /dev/nvidia1 || exit 99
+exec "$@"
+"""
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("env", "n", "device"),
+    [
+        ((), 2, "cuda:1"),
+        (("CUDA_VISIBLE_DEVICES=1",), 1, "cuda:0"),
+        (("CUDA_VISIBLE_DEVICES=",), 1, "cpu"),
+    ],
+)
+def test_devices_that_env_hides_are_not_counted(
+    cluster: Cluster, env: tuple[str, ...], n: int, device: str
+) -> None:
+    prefix = ["unshare", "--mount", "sh", "-c", FAKE_DEV, "sh"]
+    words = [word for e in env for word in ("--env", e)]
+    show = ["sh", "-c", 'echo "$WORLD_SIZE $RANK $ACCEL_DEVICE"']
+    r = cluster.launch(*words, *show, prefix=prefix)
+    if r.code == 99 or "unshare" in r.talk:
+        pytest.skip("no new mount namespace can be made here")
+    last = f"{n} {n - 1} {device}"
+    assert last in [line.removeprefix(f"[{n - 1}] ") for line in r.lines], r.talk
+    assert len(r.lines) == n
+    dry = cluster.launch("--dry-run", *words, *show, prefix=prefix)
+    assert f"WORLD_SIZE={n}\n" in dry.text
+    assert f"ACCEL_DEVICE={device}\n" in dry.text
+
+
+def test_a_list_of_devices_may_begin_with_a_comma(cluster: Cluster) -> None:
+    assert cluster.launch("--env", "ZE_AFFINITY_MASK=,", "true", timeout=10).code == 0
+
+
 # --- what is on disk while a job runs ---------------------------------------------------
 
 
@@ -190,6 +304,14 @@ def test_status_never_takes_a_starting_job_for_a_dead_one(cluster: Cluster) -> N
         for _ in range(60):
             assert cluster.launch("sh", "-c", 'test -S "$ACCEL_SOCKET"').code == 0
         os.killpg(looker.pid, signal.SIGKILL)
+
+
+def test_a_tilde_that_the_shell_left_is_the_home_folder(cluster: Cluster) -> None:
+    r = cluster.launch("--log-dir=~/logs", "true")
+    assert r.code == 0
+    logs = cluster.home / "logs"
+    assert len(list(logs.glob("*/report.json"))) == 1
+    shutil.rmtree(logs)
 
 
 def test_a_refused_job_leaves_no_folder_it_made(cluster: Cluster) -> None:
