@@ -1,7 +1,6 @@
 #include "cmd/verdict_block.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,21 +20,6 @@ static void say_lines(struct screen *s, struct slice text)
 		text.data += n;
 		text.len -= n;
 	}
-}
-
-/* The text of an error file: {"message": {"message": TEXT}} or {"message": TEXT}. */
-static void say_message(struct screen *s, struct slice file)
-{
-	json_t *doc = json_loadb((const char *)file.data, file.len, 0, NULL);
-	json_t *m = json_object_get(doc, "message");
-
-	if (json_is_object(m))
-		m = json_object_get(m, "message");
-	if (json_is_string(m)) {
-		screen_say(s, "  what it says went wrong:");
-		say_lines(s, slice_str(json_string_value(m)));
-	}
-	json_decref(doc);
 }
 
 /* Where and when: what follows "exited with code 3". */
@@ -71,8 +55,10 @@ static void say_failure(struct screen *s, const struct msg_verdict *v,
 	describe_place(place, sizeof(place), v, o->path);
 	screen_say(s, "accel: rank %u %s%s%s", v->rank,
 		   v->n_workers > 1 ? "failed first: it " : "", how, place);
-	if (v->message.len)
-		say_message(s, v->message);
+	if (v->message.len) {
+		screen_say(s, "  what it says went wrong:");
+		say_lines(s, v->message);
+	}
 	if (v->tail.len && v->n_workers > 1) {
 		screen_say(s, "  its last lines (%.*s):", (int)v->tail_path.len,
 			   (const char *)v->tail_path.data);

@@ -97,7 +97,7 @@ struct msg_exited {
 	uint32_t flags;
 	uint64_t time_us;
 	uint64_t failed_us;   /* when its own error file was written, or 0 */
-	struct slice message; /* of its error file */
+	struct slice message; /* why, in its own words, from its error file */
 	struct slice tail;    /* the last lines it wrote */
 	struct slice tail_path;
 };

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,26 +40,40 @@ enum {
 /* ---- last words ---- */
 
 /* torch's @record writes {"message": {"message": TEXT, ...}}; some programs
- * {"message": TEXT}. Only the coordinator's client reads it; what counts here is
- * the moment it was written. The file is the worker's: it may be anything. */
+ * {"message": TEXT}. What is neither is taken as it is. */
+static int add_message(struct buf *text, struct slice file)
+{
+	json_t *doc = json_loadb((const char *)file.data, file.len, 0, NULL);
+	json_t *m = json_object_get(doc, "message");
+	int r;
+
+	if (json_is_object(m))
+		m = json_object_get(m, "message");
+	r = json_is_string(m) ? buf_add_str(text, json_string_value(m))
+			      : buf_add(text, file.data, file.len);
+	json_decref(doc);
+	return r;
+}
+
+/* Why it failed, in its own words, and when it wrote that. The file is the
+ * worker's: it may be anything. */
 static void read_error_file(const struct worker *w, struct buf *text, uint64_t *ret_us)
 {
 	OWN_MEM char *path = NULL;
+	OWN_MEM char *file = malloc(MESSAGE_MAX);
 	OWN_FD int fd = -1;
 	struct stat st;
-	uint8_t *to;
 	ssize_t n;
 
-	if (asprintf(&path, "%s/%u-%u.error.json", w->agent->attempt_dir,
-		     w->agent->start.node, w->rank) < 0)
+	if (!file || asprintf(&path, "%s/%u-%u.error.json", w->agent->attempt_dir,
+			      w->agent->start.node, w->rank) < 0)
 		return;
 	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
 	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
 		return;
-	to = buf_reserve(text, MESSAGE_MAX);
-	n = to ? read(fd, to, MESSAGE_MAX) : -1;
+	n = read(fd, file, MESSAGE_MAX);
 	if (n > 0)
-		buf_grow(text, (size_t)n);
+		(void)add_message(text, slice_of(file, (size_t)n));
 	*ret_us = (uint64_t)st.st_mtim.tv_sec * 1000000 +
 		  (uint64_t)st.st_mtim.tv_nsec / 1000;
 }

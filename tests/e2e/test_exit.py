@@ -424,3 +424,37 @@ def test_ctrl_c_reaches_the_program_once(cluster: Cluster) -> None:
     ready.take(1)
     job.signal(signal.SIGINT)
     assert job.wait().text == "SIGINTs: 1\n"
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['{"message": {"message": "ValueError: bad sample"}}', '{"message": "ValueError: bad sample"}'],
+    ids=["nested", "flat"],
+)
+def test_what_a_program_says_went_wrong_is_passed_on(cluster: Cluster, written: str) -> None:
+    r = cluster.launch(
+        "-n",
+        "2",
+        "sh",
+        "-c",
+        f"[ $RANK = 1 ] || exec sleep 60; echo '{written}' >\"$TORCHELASTIC_ERROR_FILE\"; exit 5",
+    )
+    assert r.code == 5
+    assert "ValueError: bad sample" in r.talk
+    assert r.report["first_failure"]["message"] == "ValueError: bad sample"
+
+
+def test_a_failure_that_hangs_in_its_exit_is_still_the_first(cluster: Cluster) -> None:
+    """Rank 0 fails and is slow to leave; rank 1 fails because of that, and is quick."""
+    ready = cluster.fifo()
+    r = cluster.launch(
+        "-n",
+        "2",
+        "sh",
+        "-c",
+        'if [ $RANK = 0 ]; then echo \'{"message": "the cause"}\' >"$TORCHELASTIC_ERROR_FILE"; '
+        f"echo x >{ready}; exec sleep 60; fi; read _ <{ready}; sleep 0.3; exit 7",
+    )
+    assert r.report["first_failure"]["rank"] == 0
+    assert r.code == 1
+    assert "the cause" in r.talk
