@@ -20,12 +20,15 @@ const struct store_limits store_default_limits = {
 	.value = 8 << 20,
 	.list = 131072,
 	.request = 256 << 20,
-	.reply = 256 << 20,
+	.reply = 64 << 20,
 	.backlog = 256 << 10,
+	.burst = 256,
 	.total = (size_t)1 << 30,
+	.output = 512 << 20,
 	.keys = 4 << 20,
 	.items = 1 << 20,
 	.client_waits = 262144,
+	.watches = 1024,
 	.waits = 8 << 20,
 };
 
@@ -40,7 +43,12 @@ enum { OLD_MULTI_GET = 9, N_OLD_OPS = sizeof(old_ops) };
 
 size_t store_bytes(const struct store *s)
 {
-	return s->keys.bytes + s->buffer_bytes + s->wait_bytes;
+	return s->keys.bytes + s->input_bytes + s->wait_bytes;
+}
+
+size_t store_output_bytes(const struct store *s)
+{
+	return s->output_bytes;
 }
 
 bool store_has_room(const struct store *s, size_t len)
@@ -95,7 +103,7 @@ static int old_op(struct store_client *c, uint8_t code)
 	}
 	/* A client asks only when it waits for nothing: it has given up. A byte
 	 * sent for that wait later would be taken for part of another reply. */
-	store_cancel_waits(c, false);
+	store_cancel_waits(c);
 	return (int)op;
 }
 
@@ -216,33 +224,48 @@ static int scan_request(struct store_client *c, struct slice in)
 	}
 }
 
+/* Serve one request where @in has all of it, and say how long it was: 0 where its
+ * reply is cut. Returns 1: go on, 0: stop here, or negative. */
+static int serve_one(struct store_client *c, struct slice in, size_t *ret_used)
+{
+	int r = scan_request(c, in);
+
+	*ret_used = 0;
+	if (r <= 0)
+		return r;
+	c->earlier = buf_len(&c->out);
+	r = store_ops[c->req.op].run(c, in.data + 1);
+	if (c->failed || r < 0)
+		return c->failed ? c->failed : r;
+	if (r == REPLY_CUT)
+		return 1;
+	*ret_used = c->req.at;
+	c->req = (struct request){ 0 };
+	return 1;
+}
+
 /* Serve what is complete in @in; @ret_used says how far that went. */
 static int serve(struct store_client *c, struct slice in, size_t *ret_used)
 {
-	size_t used = 0;
-	int r = 0;
+	size_t used = 0, one, n = 0;
+	int r = 1;
 
 	c->store->current = c;
-	while (r == 0 && !store_client_is_paused(c)) {
+	for (; r > 0 && n < c->store->limits.burst && !store_client_is_paused(c); n++) {
 		struct slice rest = { in.data + used, in.len - used };
 
-		r = scan_request(c, rest);
-		if (r <= 0)
-			break;
-		r = store_ops[c->req.op].run(c, rest.data + 1);
-		used += c->req.at;
-		c->req = (struct request){ 0 };
-		if (c->failed)
-			r = c->failed;
+		r = serve_one(c, rest, &one);
+		used += one;
 	}
 	c->store->current = NULL;
+	c->held = r > 0 && used < in.len;
 	*ret_used = used;
-	return r;
+	return r < 0 ? r : 0;
 }
 
 /* Drop @len bytes from a buffer; what it no longer needs is given back at once,
  * since thousands of connections are idle most of the time. */
-static void drop(struct store *s, struct buf *b, size_t len)
+static void drop(struct buf *b, size_t len, size_t *bytes)
 {
 	enum { SMALL = 64 << 10 };
 	size_t cap = b->cap;
@@ -258,7 +281,7 @@ static void drop(struct store *s, struct buf *b, size_t len)
 			*b = copy;
 		}
 	}
-	s->buffer_bytes -= cap - b->cap;
+	*bytes -= cap - b->cap;
 }
 
 /* The rest of a request that has not arrived yet, or must wait. */
@@ -273,7 +296,7 @@ static int keep(struct store_client *c, const void *data, size_t len)
 		return -ENOBUFS;
 	if (buf_add(&c->in, data, len) < 0)
 		return -ENOMEM;
-	s->buffer_bytes += c->in.cap - cap;
+	s->input_bytes += c->in.cap - cap;
 	return 0;
 }
 
@@ -288,7 +311,7 @@ int store_client_feed(struct store_client *c, const void *data, size_t len)
 		r = keep(c, data, len);
 		if (r == 0)
 			r = serve(c, buf_slice(&c->in), &used);
-		drop(c->store, &c->in, used);
+		drop(&c->in, used, &c->store->input_bytes);
 	} else {
 		/* The usual case: whole requests, served where they lie. */
 		r = serve(c, slice_of(data, len), &used);
@@ -322,12 +345,17 @@ struct slice store_client_output(const struct store_client *c)
 
 void store_client_sent(struct store_client *c, size_t len)
 {
-	drop(c->store, &c->out, len);
+	drop(&c->out, len, &c->store->output_bytes);
 }
 
 bool store_client_is_paused(const struct store_client *c)
 {
 	return buf_len(&c->out) >= c->store->limits.backlog;
+}
+
+bool store_client_is_held(const struct store_client *c)
+{
+	return c->held;
 }
 
 int store_client_new(struct store_client **ret, struct store *s, on_store_output_fn *fn,
@@ -348,8 +376,10 @@ struct store_client *store_client_free(struct store_client *c)
 {
 	if (!c)
 		return NULL;
-	store_cancel_waits(c, true);
-	c->store->buffer_bytes -= c->in.cap + c->out.cap;
+	store_cancel_waits(c);
+	store_cancel_watches(c);
+	c->store->input_bytes -= c->in.cap;
+	c->store->output_bytes -= c->out.cap;
 	buf_fini(&c->in);
 	buf_fini(&c->out);
 	free(c);

@@ -53,7 +53,8 @@ enum dialect {
 struct request {
 	const char *fields; /* kinds of the operands still to come; NULL: no opcode yet */
 	size_t at;
-	uint64_t left; /* items of the list being read */
+	uint64_t left;   /* items of the list being read, then of it being answered */
+	size_t answered; /* bytes of operands for which the reply is given */
 	bool in_list;
 	uint8_t op;
 };
@@ -62,21 +63,23 @@ struct store_client {
 	struct store *store;
 	struct buf in, out;
 	struct request req;
-	struct wait *waits;
-	size_t n_waits; /* keys in them */
+	struct wait *waits, *watches;
+	size_t n_waits, n_watches; /* keys in them */
+	size_t earlier;            /* output from before the reply being given */
 	on_store_output_fn *on_output;
 	void *data;
 	int failed;
 	enum dialect dialect;
 	bool has_asked; /* anything but WATCH_KEY */
 	bool ambiguous;
+	bool held;
 };
 
 struct store {
 	struct store_limits limits;
 	struct keyspace keys;
 	struct store_client *current; /* whose request is being served */
-	size_t buffer_bytes, wait_bytes;
+	size_t input_bytes, output_bytes, wait_bytes;
 	size_t n_waits;
 };
 
@@ -84,15 +87,19 @@ bool store_has_room(const struct store *s, size_t len);
 
 /* Operands: k key, v value, i 8-byte integer, n 4-byte integer, K list of keys,
  * P list of (key, value). run() gets all of them, complete and within the limits
- * of their sizes; a negative result closes the connection. */
+ * of their sizes; a negative result closes the connection, and REPLY_CUT asks to
+ * be called again when the output was sent. */
+enum { REPLY_CUT = 1 };
 struct op_row {
 	const char *fields;
 	int (*run)(struct store_client *c, const uint8_t *at);
 };
 extern const struct op_row store_ops[N_OPS];
 
-/* Forget what a client waits for, with @all also what it watches. */
-void store_cancel_waits(struct store_client *c, bool all);
+/* Forget what a client waits for. What it watches is not touched, nor looked at:
+ * old clients get here with each request. */
+void store_cancel_waits(struct store_client *c);
+void store_cancel_watches(struct store_client *c);
 
 static inline uint64_t take_u64(const uint8_t **at)
 {

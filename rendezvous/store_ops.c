@@ -1,8 +1,8 @@
 /*
  * The store's operations, on keys and waits. Where PyTorch's own server errs this
- * one does what was meant: a failed COMPARE_SET wakes nobody unless the key is
- * there, and one push to a queue ends one wait, also where others come first that
- * need more, or name the queue twice; a wait that is over leaves all lists.
+ * one does what was meant: a COMPARE_SET that fails wakes nobody, and one push to a
+ * queue ends one wait, also where others come first that need more, or name the
+ * queue twice; a wait that is over leaves all lists.
  */
 
 #include "rendezvous/store_impl.h"
@@ -81,7 +81,7 @@ static void emit(struct store_client *c, const void *data, size_t len)
 		fail(c, -ENOMEM);
 		return;
 	}
-	c->store->buffer_bytes += c->out.cap - cap;
+	c->store->output_bytes += c->out.cap - cap;
 	if (was_empty)
 		tell_output(c);
 }
@@ -97,16 +97,44 @@ static void emit_u64(struct store_client *c, uint64_t v)
 	emit(c, &v, sizeof(v));
 }
 
+/* Little output is always given, whatever others leave unread. */
+static bool has_output_room(const struct store_client *c, size_t len)
+{
+	const struct store *s = c->store;
+
+	return buf_len(&c->out) + len <= s->limits.backlog ||
+	       (s->output_bytes <= s->limits.output &&
+		len <= s->limits.output - s->output_bytes);
+}
+
+/* Room for a large value and no more, where a buffer by itself would take up to
+ * twice as much. It is only for saving: where memory is short emit() says so. */
+static void reserve_exactly(struct store_client *c, size_t len)
+{
+	enum { LARGE = 64 << 10 };
+	uint8_t *mem;
+
+	if (c->failed || c->out.cap || len < LARGE)
+		return;
+	mem = malloc(len);
+	if (!mem)
+		return;
+	c->out = (struct buf){ .mem = mem, .cap = len };
+	c->store->output_bytes += len;
+}
+
 /* Only this kind of output can be large, so only here are limits looked at: a
  * client is not made to fail by the one byte that ends its wait. */
 static void emit_bytes(struct store_client *c, struct slice bytes)
 {
-	size_t reply = c->store->limits.reply, len = bytes.len + sizeof(uint64_t);
+	size_t earlier = c == c->store->current ? c->earlier : 0;
+	size_t len = bytes.len + sizeof(uint64_t);
 
-	if (buf_len(&c->out) > reply || len > reply - buf_len(&c->out))
+	if (buf_len(&c->out) - earlier + len > c->store->limits.reply)
 		fail(c, -EMSGSIZE);
-	else if (!store_has_room(c->store, len))
+	else if (!has_output_room(c, len))
 		fail(c, -ENOBUFS);
+	reserve_exactly(c, len);
 	emit_u64(c, bytes.len);
 	emit(c, bytes.data, bytes.len);
 }
@@ -143,14 +171,24 @@ static size_t wait_size(size_t n)
 	return sizeof(struct wait) + n * sizeof(struct waiter);
 }
 
+/* The client's list that a wait of @kind is on, and how many keys that names. */
+static struct wait **list_of(struct store_client *c, enum wait_kind kind, size_t **ret_n)
+{
+	*ret_n = kind == WAIT_WATCH ? &c->n_watches : &c->n_waits;
+	return kind == WAIT_WATCH ? &c->watches : &c->waits;
+}
+
 /* A wait for up to @n keys, none of which is added yet. It belongs to its client. */
 static int wait_new(struct wait **ret, struct store_client *c, enum wait_kind kind,
 		    size_t n)
 {
 	struct store *s = c->store;
-	struct wait *w;
+	size_t *count, max = s->limits.client_waits;
+	struct wait *w, **list = list_of(c, kind, &count);
 
-	if (n > s->limits.client_waits - c->n_waits || n > s->limits.waits - s->n_waits ||
+	if (kind == WAIT_WATCH)
+		max = s->limits.watches;
+	if (n > max - *count || n > s->limits.waits - s->n_waits ||
 	    !store_has_room(s, wait_size(n)))
 		return -ENOBUFS;
 	w = calloc(1, wait_size(n));
@@ -159,11 +197,11 @@ static int wait_new(struct wait **ret, struct store_client *c, enum wait_kind ki
 	w->client = c;
 	w->kind = kind;
 	w->n = (uint32_t)n;
-	w->next = c->waits;
+	w->next = *list;
 	if (w->next)
 		w->next->prev = w;
-	c->waits = w;
-	c->n_waits += n;
+	*list = w;
+	*count += n;
 	s->n_waits += n;
 	s->wait_bytes += wait_size(n);
 	*ret = w;
@@ -175,6 +213,8 @@ static void wait_free(struct wait *w)
 {
 	struct store_client *c = w->client;
 	struct store *s = c->store;
+	size_t *count;
+	struct wait **list = list_of(c, w->kind, &count);
 
 	for (size_t i = 0; i < w->n; i++) {
 		struct key *k = w->waiters[i].key;
@@ -187,10 +227,10 @@ static void wait_free(struct wait *w)
 	if (w->prev)
 		w->prev->next = w->next;
 	else
-		c->waits = w->next;
+		*list = w->next;
 	if (w->next)
 		w->next->prev = w->prev;
-	c->n_waits -= w->n;
+	*count -= w->n;
 	s->n_waits -= w->n;
 	s->wait_bytes -= wait_size(w->n);
 	free(w);
@@ -206,13 +246,16 @@ static void wait_add(struct wait *w, struct key *k)
 	list_add(&k->waits[w->kind], n);
 }
 
-void store_cancel_waits(struct store_client *c, bool all)
+void store_cancel_waits(struct store_client *c)
 {
-	for (struct wait *w = c->waits, *next; w; w = next) {
-		next = w->next;
-		if (all || w->kind != WAIT_WATCH)
-			wait_free(w);
-	}
+	while (c->waits)
+		wait_free(c->waits);
+}
+
+void store_cancel_watches(struct store_client *c)
+{
+	while (c->watches)
+		wait_free(c->watches);
 }
 
 /* @k came. With @one, stop once somebody's wait is over. */
@@ -410,11 +453,25 @@ static int do_get(struct store_client *c, const uint8_t *at)
 	return 0;
 }
 
+/* The one reply that a short request can make as long as it likes: it is given in
+ * pieces, as the client reads them. */
 static int do_multi_get(struct store_client *c, const uint8_t *at)
 {
-	for (uint64_t n = take_u64(&at); n && !c->failed; n--)
+	struct request *q = &c->req;
+	const uint8_t *start = at;
+
+	if (!q->answered)
+		q->left = take_u64(&at);
+	else
+		at += q->answered;
+	for (; q->left && !c->failed; q->left--) {
+		if (store_client_is_paused(c))
+			break;
+		c->earlier = buf_len(&c->out); /* each value is a reply of its own */
 		emit_bytes(c, value_of(c, take_bytes(&at)));
-	return 0;
+	}
+	q->answered = (size_t)(at - start);
+	return q->left ? REPLY_CUT : 0;
 }
 
 /* Pairs before one that fails stay set, as if they had been sent one by one. */
@@ -512,7 +569,7 @@ static int do_wait(struct store_client *c, const uint8_t *at)
 static int do_cancel_wait(struct store_client *c, const uint8_t *at)
 {
 	(void)at;
-	store_cancel_waits(c, false);
+	store_cancel_waits(c);
 	emit_u8(c, WAIT_CANCELED);
 	return 0;
 }

@@ -3,6 +3,10 @@
  * answer; a socket that does not is watched until it does, and no further
  * request is read from it meanwhile. What a client may and may not do is decided
  * by the engine (store.h); here a client is only a descriptor.
+ *
+ * The loop is shared with those who supervise workers, so no client keeps it: each
+ * has a burst of requests or a slice of output at a time, and who wants more stands
+ * in a queue, from which a turn of the loop serves for some milliseconds.
  */
 
 #include "rendezvous/store_server.h"
@@ -18,6 +22,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/loop.h"
 #include "base/own.h"
@@ -28,6 +33,8 @@ enum {
 	ACCEPT_PAUSE_MS = 50,
 	SETTLE_MS = 20, /* see store_client_is_ambiguous() */
 	INPUT_SIZE = 64 << 10,
+	SLICE = 1 << 20, /* bytes sent to one client at a time */
+	TURN_MS = 4,     /* of one turn of the loop, for all clients */
 	PORT_TRIES = 100,
 	MIN_CONNS = 16,
 	MAX_CONNS = 1 << 20,
@@ -44,11 +51,14 @@ struct conn {
 	struct store_server *server;
 	struct conn *prev, *next;
 	struct conn *prev_pending, *next_pending;
+	struct conn *prev_ready, *next_ready;
 	struct store_client *client;
 	struct watch *watch;
 	struct timer *settle; /* made when first needed */
 	int fd;
+	int events;      /* what woke it, where that must wait for another turn */
 	bool is_pending; /* another client's request gave it something to do */
+	bool is_ready;   /* in the queue; its descriptor is not watched meanwhile */
 };
 
 enum { IPV4, IPV6, N_FAMILIES };
@@ -58,7 +68,10 @@ struct store_server {
 	struct store *store;
 	struct listener listeners[N_FAMILIES];
 	struct timer *accept_again;
+	struct prelude *prelude;
 	struct conn *conns, *pending;
+	struct conn *first_ready, *last_ready;
+	uint64_t turn_end_ms; /* 0: no client had anything yet */
 	size_t n_conns, max_conns;
 	uint16_t port;
 	uint8_t input[INPUT_SIZE]; /* what one recv brought; nothing stays in it */
@@ -93,12 +106,56 @@ static void pending_remove(struct conn *c)
 		c->next_pending->prev_pending = c->prev_pending;
 }
 
+static void ready_add(struct conn *c)
+{
+	struct store_server *s = c->server;
+
+	if (c->is_ready)
+		return;
+	c->is_ready = true;
+	c->prev_ready = s->last_ready;
+	c->next_ready = NULL;
+	if (s->last_ready)
+		s->last_ready->next_ready = c;
+	else
+		s->first_ready = c;
+	s->last_ready = c;
+}
+
+static void ready_remove(struct conn *c)
+{
+	struct store_server *s = c->server;
+
+	if (!c->is_ready)
+		return;
+	c->is_ready = false;
+	c->events = 0;
+	if (c->prev_ready)
+		c->prev_ready->next_ready = c->next_ready;
+	else
+		s->first_ready = c->next_ready;
+	if (c->next_ready)
+		c->next_ready->prev_ready = c->prev_ready;
+	else
+		s->last_ready = c->prev_ready;
+}
+
+static bool turn_is_over(struct store_server *s)
+{
+	uint64_t now = now_ms();
+
+	if (!s->turn_end_ms)
+		s->turn_end_ms = now + TURN_MS;
+	return now >= s->turn_end_ms;
+}
+
 /* Also for one that conn_new() has only half made, which is in no list yet. */
 static struct conn *conn_free(struct conn *c)
 {
 	struct store_server *s = c->server;
 
 	pending_remove(c);
+	ready_remove(c);
 	if (c->prev)
 		c->prev->next = c->next;
 	else if (s->conns == c)
@@ -114,40 +171,32 @@ static struct conn *conn_free(struct conn *c)
 	return NULL;
 }
 
-/* As much as the socket takes. What is left is for when it is writable. */
+enum { ALL_SENT, SOCKET_FULL, SLICE_SENT };
+
+/* As much as the socket takes, up to a slice. Returns which of these it was. */
 static int conn_send(struct conn *c)
 {
-	struct slice out = store_client_output(c->client);
+	size_t left = SLICE;
 
-	while (out.len) {
-		ssize_t n = send(c->fd, out.data, out.len, MSG_NOSIGNAL);
+	for (;;) {
+		struct slice out = store_client_output(c->client);
+		size_t len = out.len < left ? out.len : left;
+		ssize_t n;
 
+		if (!len)
+			return out.len ? SLICE_SENT : ALL_SENT;
+		n = send(c->fd, out.data, len, MSG_NOSIGNAL);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return errno == EAGAIN ? 0 : -errno;
+			return errno == EAGAIN ? SOCKET_FULL : -errno;
 		store_client_sent(c->client, (size_t)n);
-		out = store_client_output(c->client);
-	}
-	return 0;
-}
-
-/* Send, and serve the requests that were held back until there was room. */
-static int conn_push(struct conn *c)
-{
-	for (;;) {
-		bool was_paused = store_client_is_paused(c->client);
-		int r = conn_send(c);
-
-		if (r < 0 || !was_paused || store_client_is_paused(c->client))
-			return r;
-		r = store_client_feed(c->client, NULL, 0);
-		if (r < 0)
-			return r;
+		left -= (size_t)n;
 	}
 }
 
-/* One read a turn, so that a client that talks without end lets others have theirs. */
+/* One read at a time, so that a client that talks without end lets others have
+ * theirs. */
 static int conn_receive(struct conn *c)
 {
 	struct store_server *s = c->server;
@@ -189,19 +238,26 @@ static int conn_arm_settle(struct conn *c)
 /* Send what came of the last step, @r, and wait for what comes next; or close. */
 static void conn_update(struct conn *c, int r)
 {
-	int events = 0;
+	int events = 0, sent = 0;
 
 	if (r == 0)
-		r = conn_push(c);
-	if (r == 0)
+		r = sent = conn_send(c);
+	if (r >= 0)
 		r = conn_arm_settle(c);
 	if (r < 0) {
 		(void)conn_free(c);
 		return;
 	}
+	if (sent == SLICE_SENT ||
+	    (store_client_is_held(c->client) && !store_client_is_paused(c->client))) {
+		ready_add(c);
+		watch_set(c->watch, 0);
+		return;
+	}
+	ready_remove(c);
 	if (!store_client_is_paused(c->client))
 		events |= WATCH_READ;
-	if (store_client_output(c->client).len)
+	if (sent == SOCKET_FULL)
 		events |= WATCH_WRITE;
 	/* Also where nothing changed: after an error it starts watching again, for the
 	 * bytes that came before the error were read first. */
@@ -227,19 +283,52 @@ static void on_output(void *data)
 	pending_add(data);
 }
 
+/* Do one thing for a client: serve what it was held back with, or what it sends. */
+static void conn_serve(struct conn *c, int events)
+{
+	bool is_paused = store_client_is_paused(c->client);
+	int r = 0;
+
+	/* Reading was not asked for: it is how an error is reported. */
+	if (is_paused && events == WATCH_READ)
+		r = -EPIPE;
+	else if (!is_paused && store_client_is_held(c->client))
+		r = store_client_feed(c->client, NULL, 0);
+	else if (!is_paused && events & WATCH_READ)
+		r = conn_receive(c);
+	conn_finish(c, r);
+}
+
 static void on_conn(void *data, int events)
 {
 	struct conn *c = data;
-	int r = 0;
 
-	if (events & WATCH_READ) {
-		/* Reading was not asked for: it is how an error is reported. */
-		if (store_client_is_paused(c->client) && !(events & WATCH_WRITE))
-			r = -EPIPE;
-		else if (!store_client_is_paused(c->client))
-			r = conn_receive(c);
+	if (!turn_is_over(c->server)) {
+		conn_serve(c, events);
+		return;
 	}
-	conn_finish(c, r);
+	c->events = events;
+	ready_add(c);
+	watch_set(c->watch, 0);
+}
+
+/* Before the loop waits: a new turn, which those in the queue have first. */
+static void on_turn(void *data)
+{
+	struct store_server *s = data;
+
+	s->turn_end_ms = 0;
+	while (s->first_ready && !turn_is_over(s)) {
+		struct conn *c = s->first_ready;
+		int events = c->events;
+
+		ready_remove(c);
+		conn_serve(c, events);
+	}
+	if (s->first_ready)
+		prelude_again(s->prelude);
+	else
+		s->turn_end_ms = 0;
 }
 
 /* Takes over @fd, also when it fails. */
@@ -444,6 +533,8 @@ int store_server_new(struct store_server **ret, struct loop *loop, uint16_t port
 		return err_sys(err, "random bytes");
 	r = store_new(&s->store, NULL, seed, err);
 	if (r == 0)
+		r = prelude_new(&s->prelude, loop, on_turn, s, err);
+	if (r == 0)
 		r = timer_new(&s->accept_again, loop, on_accept_again, s, err);
 	if (r == 0)
 		r = listen_all(s, port, err);
@@ -464,6 +555,7 @@ struct store_server *store_server_free(struct store_server *s)
 		own_close(&s->listeners[i].fd);
 	}
 	(void)timer_free(s->accept_again);
+	(void)prelude_free(s->prelude);
 	while (s->conns)
 		(void)conn_free(s->conns);
 	(void)store_free(s->store);

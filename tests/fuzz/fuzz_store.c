@@ -18,10 +18,13 @@ static const struct store_limits limits = {
 	.request = 8192,
 	.reply = 16384,
 	.backlog = 512,
+	.burst = 8,
 	.total = 64 << 10,
+	.output = 24 << 10,
 	.keys = 32,
 	.items = 32,
 	.client_waits = 48,
+	.watches = 24,
 	.waits = 96,
 };
 
@@ -62,6 +65,17 @@ static void feed(struct store_client *c, const uint8_t *data, size_t len, int on
 		(void)store_client_feed(c, copy, step);
 		free(copy);
 	}
+}
+
+/* A client that is held back has requests to be served once its output is read. */
+static int has_progress(struct store_client *c)
+{
+	for (int i = 0; i < 100000 && store_client_is_held(c); i++) {
+		drain(c, SIZE_MAX);
+		if (store_client_feed(c, NULL, 0) < 0)
+			return 1;
+	}
+	return !store_client_is_held(c);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -109,11 +123,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		}
 		/* Buffers may be up to twice what is in them, and small replies are
 		 * given beyond the limit. */
-		if (store_bytes(s) > 4 * limits.total)
+		if (store_bytes(s) > 4 * limits.total ||
+		    store_output_bytes(s) >
+			    4 * (limits.output + N_CLIENTS * limits.backlog))
 			abort();
 	}
-	for (int i = 0; i < N_CLIENTS; i++)
+	for (int i = 0; i < N_CLIENTS; i++) {
+		if (!has_progress(clients[i]))
+			abort();
 		(void)store_client_free(clients[i]);
+	}
 	(void)store_free(s);
 	return 0;
 }

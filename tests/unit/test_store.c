@@ -689,7 +689,9 @@ static void the_largest_key_and_value_pass(void **state)
 	assert_int_equal(out.len, n_value + 8);
 	assert_memory_equal(out.data + 8, fill, n_value);
 	assert_true(store_client_is_paused(p.c));
+	assert_int_equal(store_output_bytes(s), n_value + 8); /* no reserve */
 	store_client_sent(p.c, out.len);
+	assert_int_equal(store_output_bytes(s), 0);
 	/* Idle again, it holds the value and no buffer. */
 	assert_true(store_bytes(s) < n_value + n_key + 4096);
 	leave(&p);
@@ -711,8 +713,8 @@ static const struct {
 	{ offsetof(struct store_limits, waits), 3, "6 3. '/a' '/b' '/c'", "12 '/e' 2." },
 	{ offsetof(struct store_limits, reply), 16, "1 '/k' '12345678' 3 '/k'",
 	  "9 '/k' '9'" },
-	{ offsetof(struct store_limits, reply), 24,
-	  "B 2. '/k' '12345678' '/l' '9' A 1. '/k'", "A 2. '/k' '/l'" },
+	{ offsetof(struct store_limits, reply), 24, "1 '/1234567' '' 11",
+	  "1 '/l' '' 11" },
 	{ offsetof(struct store_limits, request), 40, "B 1. '/k' '123456789012'",
 	  "B 1. '/k' '12345678901234'" },
 	{ offsetof(struct store_limits, total), 4096, "1 '/k' '12345678'",
@@ -794,6 +796,332 @@ static void a_watcher_that_never_reads_is_given_up(void **state)
 	leave(&w);
 	ask(&p, "6", "1.");
 	leave(&p);
+	store_free(s);
+}
+
+static char *repeat(const char *text, int n, const char *before, const char *after)
+{
+	char *out = calloc(1, strlen(before) + strlen(after) +
+				      (size_t)n * (strlen(text) + 1) + 1);
+
+	assert_non_null(out);
+	strcpy(out, before);
+	for (char *at = out + strlen(out); n; n--)
+		at += sprintf(at, "%s ", text);
+	strcat(out, after);
+	return out;
+}
+
+/* What @p gets until nothing comes any more, read @step bytes at a time; never
+ * more than @most were held for it. */
+static struct buf read_all(struct peer *p, size_t step, size_t most)
+{
+	struct buf got = { 0 };
+	struct slice out;
+
+	while ((out = store_client_output(p->c)).len) {
+		size_t n = out.len < step ? out.len : step;
+
+		assert_true(out.len <= most);
+		assert_int_equal(buf_add(&got, out.data, n), 0);
+		store_client_sent(p->c, n);
+		assert_int_equal(store_client_feed(p->c, NULL, 0), 0);
+	}
+	assert_false(store_client_is_held(p->c));
+	return got;
+}
+
+static void a_long_list_of_values_is_given_in_pieces(void **state)
+{
+	enum { N = 200, VALUE = 40, BACKLOG = 100 };
+	char *ask_all = repeat("'/k' '/none' '/l'", N, "A 258. ", "D 1 2 3 4 3 '/l'");
+	char *reply = repeat("'0123456789012345678901234567890123456789' '' 'l'", N, "",
+			     "1 2 3 4 'l'");
+	struct buf want = bytes(reply);
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		struct store_limits limits = store_default_limits;
+		struct store *s;
+		struct buf got;
+		struct peer p;
+
+		limits.backlog = BACKLOG;
+		limits.reply = VALUE + 8; /* of one value, then */
+		s = new_store(&limits);
+		join_current(&p, s);
+		say(&p, "1 '/k' '0123456789012345678901234567890123456789' 1 '/l' 'l'");
+		assert_int_equal(feed(&p, ask_all, i & 1), 0);
+		assert_true(store_client_is_held(p.c));
+		assert_true(store_client_is_paused(p.c));
+		assert_true(store_output_bytes(s) <= 2 * (BACKLOG + VALUE + 8));
+		got = read_all(&p, i & 2 ? 7 : SIZE_MAX, BACKLOG + VALUE + 8);
+		assert_true(slice_eq(slice(&got), slice(&want)));
+		buf_fini(&got);
+		leave(&p);
+		assert_int_equal(store_output_bytes(s), 0);
+		store_free(s);
+	}
+	free(ask_all);
+	free(reply);
+	buf_fini(&want);
+}
+
+static void a_client_that_leaves_within_a_list_takes_its_output_along(void **state)
+{
+	struct store_limits limits = store_default_limits;
+	struct store *s;
+	struct peer p;
+
+	(void)state;
+	limits.backlog = 16;
+	s = new_store(&limits);
+	join_current(&p, s);
+	say(&p, "1 '/k' '0123456789'");
+	say(&p, "A 4. '/k' '/k' '/k' '/k'");
+	assert_true(store_client_is_held(p.c));
+	leave(&p);
+	assert_int_equal(store_output_bytes(s), 0);
+	store_free(s);
+}
+
+static void a_burst_of_requests_is_served_in_turns(void **state)
+{
+	struct store_limits limits = store_default_limits;
+	struct store *s;
+	struct peer p;
+
+	(void)state;
+	limits.burst = 2;
+	s = new_store(&limits);
+	join(&p, s);
+	say(&p, "0 CE F7 85 3C 4 '/n' 1. 4 '/n' 1. 4 '/n' 1. 4 '/n' 1. 4");
+	expect(&p, "1.");
+	assert_true(store_client_is_held(p.c));
+	assert_false(store_client_is_paused(p.c));
+	say(&p, "'/n'");
+	expect(&p, "2. 3.");
+	assert_true(store_client_is_held(p.c));
+	assert_int_equal(store_client_feed(p.c, NULL, 0), 0);
+	expect(&p, "4.");
+	assert_false(store_client_is_held(p.c)); /* what is left is no whole request */
+	ask(&p, "1.", "5.");
+	leave(&p);
+	store_free(s);
+}
+
+/* One that takes all the room there is for output, with a value of 900 bytes. */
+static struct store *new_full_store(struct peer *greedy)
+{
+	struct store_limits limits = store_default_limits;
+	char *set = repeat("78", 900, "1 '/big' 384. ", "");
+	struct store *s;
+
+	limits.backlog = 64;
+	limits.output = 1024;
+	s = new_store(&limits);
+	join_current(greedy, s);
+	say(greedy, set);
+	say(greedy, "3 '/big'");
+	assert_true(store_output_bytes(s) >= limits.output);
+	free(set);
+	return s;
+}
+
+static void unread_output_of_one_lets_others_store_and_ask(void **state)
+{
+	struct peer greedy, p;
+	struct store *s = new_full_store(&greedy);
+	char *set = repeat("79", 5000, "1 '/other' 1388. ", "");
+
+	(void)state;
+	join_current(&p, s);
+	say(&p, set);
+	ask(&p, "4 '/n' 1.", "1.");
+	ask(&p, "3 '/n' 5 1. '/other'", "'1' 0");
+	assert_int_equal(feed(&p, "3 '/other'", false), -ENOBUFS);
+	assert_int_equal(store_client_feed(greedy.c, NULL, 0), 0);
+	leave(&p);
+	leave(&greedy);
+	store_free(s);
+	free(set);
+}
+
+static void an_item_whose_pop_is_refused_stays_for_another(void **state)
+{
+	struct peer greedy, a, b;
+	struct store *s = new_full_store(&greedy);
+	char *item = repeat("7A", 250, "FA. ", ""), text[2048];
+
+	(void)state;
+	join_current(&a, s);
+	join_current(&b, s);
+	snprintf(text, sizeof(text), "E '/q' %s", item);
+	say(&b, text);
+	assert_int_equal(feed(&a, "F '/q'", false), -ENOBUFS);
+	leave(&a);
+	leave(&greedy);
+	ask(&b, "10 '/q'", "1.");
+	snprintf(text, sizeof(text), "1. %s", item);
+	ask(&b, "F '/q'", text);
+	leave(&b);
+	store_free(s);
+	free(item);
+}
+
+static void watches_outlast_requests_and_have_a_limit(void **state)
+{
+	struct store_limits limits = store_default_limits;
+	struct store *s;
+	struct peer w, p;
+
+	(void)state;
+	limits.watches = 3;
+	limits.client_waits = 1;
+	s = new_store(&limits);
+	join(&w, s);
+	join(&p, s);
+	ask(&w, "7 '/a' 7 '/b'", "3 3");
+	ask(&w, "5 1. '/a'", "");
+	ask(&w, "6", "0."); /* gives up the wait, not the watches */
+	ask(&w, "3 '/other' 1.", "1.");
+	say(&p, "0 '/a' 'v'");
+	expect(&w, "1 '/a' '' 'v'");
+	say(&p, "0 '/b' 'v'");
+	expect(&w, "1 '/b' '' 'v'");
+	leave(&w);
+	join(&w, s);
+	ask(&w, "7 '/a' 7 '/a' 7 '/a'", "3 3 3");
+	assert_int_equal(feed(&w, "7 '/a'", false), -ENOBUFS);
+	leave(&w);
+	leave(&p);
+	store_free(s);
+}
+
+static void waits_that_ended_count_no_more(void **state)
+{
+	enum { MAX = 3 };
+	struct store_limits limits = store_default_limits;
+	struct store *s;
+	struct peer w, p;
+
+	(void)state;
+	limits.client_waits = limits.waits = MAX;
+	s = new_store(&limits);
+	join_current(&w, s);
+	join_current(&p, s);
+	for (int i = 0; i < 2 * MAX; i++) {
+		say(&w, "6 2. '/a' '/b'");
+		say(&p, "1 '/a' '' 1 '/b' ''");
+		expect(&w, "0");
+		ask(&p, "8 '/a' 8 '/b'", "1. 1.");
+	}
+	for (int i = 0; i < 2 * MAX; i++)
+		ask(&w, "6 2. '/a' '/b' C", "1");
+	for (int i = 0; i < 2 * MAX; i++) {
+		say(&w, "6 2. '/a' '/b'");
+		leave(&w);
+		join_current(&w, s);
+	}
+	leave(&w);
+	leave(&p);
+	store_free(s);
+}
+
+static void a_wait_that_is_over_leaves_no_byte(void **state)
+{
+	struct store *s = new_store(NULL);
+	size_t before;
+	struct peer w, p;
+
+	(void)state;
+	join_current(&p, s);
+	say(&p, "1 '/x' '' 8 '/x'");
+	expect(&p, "1.");
+	before = store_bytes(s);
+	join_current(&w, s);
+	for (int i = 0; i < 3; i++) {
+		say(&w, "6 3. '/a' '/b' '/a'");
+		assert_true(store_bytes(s) > before);
+		ask(&w, "C", "1");
+		assert_int_equal(store_bytes(s), before);
+	}
+	say(&w, "6 2. '/a' '/b'");
+	leave(&w);
+	assert_int_equal(store_bytes(s), before);
+	join(&w, s);
+	ask(&w, "7 '/a' 7 '/b'", "3 3");
+	leave(&w);
+	assert_int_equal(store_bytes(s), before);
+	leave(&p);
+	store_free(s);
+}
+
+/* A store of 8 KiB in all, in which '/k' has 3000 bytes. */
+static struct store *new_small_store(struct peer *p)
+{
+	struct store_limits limits = store_default_limits;
+	char *set = repeat("78", 3000, "1 '/k' BB8. ", "");
+	struct store *s;
+
+	limits.total = 8192;
+	s = new_store(&limits);
+	join_current(p, s);
+	say(p, set);
+	free(set);
+	return s;
+}
+
+static void a_request_that_does_not_fit_while_it_arrives_is_refused(void **state)
+{
+	static char zeros[1000];
+	struct peer p;
+	struct store *s = new_small_store(&p);
+	int r = feed(&p, "1 '/l' 2710.", false);
+
+	(void)state;
+	for (int i = 0; i < 9 && r == 0; i++) {
+		r = store_client_feed(p.c, zeros, sizeof(zeros));
+		/* A buffer grows to twice what it holds at the most. */
+		assert_true(store_bytes(s) < 2 * 8192);
+	}
+	assert_int_equal(r, -ENOBUFS);
+	leave(&p);
+	store_free(s);
+}
+
+static void a_value_does_not_grow_beyond_what_there_is(void **state)
+{
+	char *append = repeat("79", 500, "9 '/k' 1F4. ", "");
+	struct peer p, other;
+	struct store *s = new_small_store(&p);
+	int r = 0;
+
+	(void)state;
+	join_current(&other, s);
+	for (int i = 0; i < 20 && r == 0; i++) {
+		r = feed(&p, append, false);
+		assert_true(store_bytes(s) <= 8192);
+	}
+	assert_int_equal(r, -ENOBUFS);
+	ask(&other, "5 1. '/k'", "0");
+	leave(&p);
+	leave(&other);
+	store_free(s);
+	free(append);
+}
+
+static void a_client_may_leave_while_its_meaning_is_open(void **state)
+{
+	struct store *s = new_store(NULL);
+	struct peer p;
+
+	(void)state;
+	join(&p, s);
+	say(&p, "8 '/k'");
+	assert_true(store_client_is_ambiguous(p.c));
+	leave(&p);
+	assert_int_equal(store_bytes(s), 0);
 	store_free(s);
 }
 
@@ -1085,6 +1413,18 @@ int main(void)
 		cmocka_unit_test(a_limit_closes_the_one_who_exceeds_it),
 		cmocka_unit_test(requests_wait_while_replies_are_unread),
 		cmocka_unit_test(a_watcher_that_never_reads_is_given_up),
+		cmocka_unit_test(a_long_list_of_values_is_given_in_pieces),
+		cmocka_unit_test(
+			a_client_that_leaves_within_a_list_takes_its_output_along),
+		cmocka_unit_test(a_burst_of_requests_is_served_in_turns),
+		cmocka_unit_test(unread_output_of_one_lets_others_store_and_ask),
+		cmocka_unit_test(an_item_whose_pop_is_refused_stays_for_another),
+		cmocka_unit_test(watches_outlast_requests_and_have_a_limit),
+		cmocka_unit_test(waits_that_ended_count_no_more),
+		cmocka_unit_test(a_wait_that_is_over_leaves_no_byte),
+		cmocka_unit_test(a_request_that_does_not_fit_while_it_arrives_is_refused),
+		cmocka_unit_test(a_value_does_not_grow_beyond_what_there_is),
+		cmocka_unit_test(a_client_may_leave_while_its_meaning_is_open),
 		cmocka_unit_test(a_hundred_thousand_keys_are_found_again),
 		cmocka_unit_test(a_random_walk_agrees_with_a_model),
 	};
