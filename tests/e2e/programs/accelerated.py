@@ -1,5 +1,7 @@
 """A script as Hugging Face Accelerate's users write them."""
 
+import gc
+
 import torch
 from accelerate import Accelerator
 
@@ -24,7 +26,10 @@ def main() -> None:
     print(f"{accelerator.process_index} of {accelerator.num_processes} {accelerator.device.type}")
     if accelerator.is_main_process:
         print("seen", total)
-    # A rank that leaves while another is still busy can make torch's gloo abort there.
+    # The model holds on to the process group, in a cycle of references; were both only
+    # freed as the interpreter goes down, gloo's threads could abort the rank.
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
+    gc.collect()
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

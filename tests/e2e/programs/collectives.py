@@ -2,6 +2,7 @@
 1.13 on; rank 0 says "all is well" at the end."""
 
 import datetime
+import gc
 import os
 
 import torch
@@ -63,6 +64,7 @@ def main() -> None:
     dist.barrier()
     if rank == 0:
         print("all is well with torch", torch.__version__)
+    gc.collect()  # the DDP model, before the group it holds on to
     dist.destroy_process_group()
 
 
