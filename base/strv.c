@@ -76,14 +76,19 @@ static bool is_entry_of(const char *entry, const char *name, size_t len)
 	return !strncmp(entry, name, len) && entry[len] == '=';
 }
 
+const char *env_get(char *const *env, const char *name)
+{
+	size_t len = name ? strlen(name) : 0;
+
+	for (; name && env && *env; env++)
+		if (is_entry_of(*env, name, len))
+			return *env + len + 1;
+	return NULL;
+}
+
 const char *strv_env_get(const struct strv *s, const char *name)
 {
-	size_t len = strlen(name);
-
-	for (size_t i = 0; i < s->n; i++)
-		if (is_entry_of(s->v[i], name, len))
-			return s->v[i] + len + 1;
-	return NULL;
+	return env_get(s->v, name);
 }
 
 int strv_env_set(struct strv *s, const char *name, const char *value)

@@ -23,6 +23,9 @@ int strv_addf(struct strv *s, const char *fmt, ...) __attribute__((format(printf
 /* Append copies of all strings of the NULL-terminated @list. */
 int strv_add_all(struct strv *s, char *const *list);
 
+/* The value of @name in the environment @env, or NULL; either may be NULL. */
+const char *env_get(char *const *env, const char *name);
+
 /* For environments, entries "NAME=value". strv_env_get() returns the value or
  * NULL; strv_env_set() replaces the first entry of that name or appends one;
  * strv_env_unset() removes every entry of that name. */

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/own.h"
 #include "base/path.h"
+#include "base/strv.h"
 
 static const char *const prefix_variables[] = { "VIRTUAL_ENV", "CONDA_PREFIX" };
 
@@ -21,16 +22,6 @@ void program_fini(struct program *p)
 	free(p->name);
 	strv_fini(&p->argv);
 	*p = (struct program){ 0 };
-}
-
-static const char *env_get(char *const *env, const char *name)
-{
-	size_t len = strlen(name);
-
-	for (; *env; env++)
-		if (!strncmp(*env, name, len) && (*env)[len] == '=')
-			return *env + len + 1;
-	return NULL;
 }
 
 static const char *search_path(char *const *env)

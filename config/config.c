@@ -15,6 +15,7 @@
 #include "base/opt.h"
 #include "base/own.h"
 #include "base/path.h"
+#include "base/strv.h"
 #include "config/layers.h"
 #include "config/spell.h"
 
@@ -27,16 +28,6 @@ static const char *const kind_names[N_ORIGINS] = {
 };
 
 DEFINE_OWN(config, struct config, config_free)
-
-static const char *env_get(char *const *env, const char *name)
-{
-	size_t len = strlen(name);
-
-	for (; env && *env; env++)
-		if (!strncmp(*env, name, len) && (*env)[len] == '=')
-			return *env + len + 1;
-	return NULL;
-}
 
 /* --- maps --- */
 

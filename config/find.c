@@ -13,19 +13,18 @@
 
 #include "base/err.h"
 #include "base/own.h"
+#include "base/strv.h"
 #include "config/config.h"
 
 static const char project_file[] = "accel.yaml";
 static const char user_file[] = "accel/config.yaml";
 
-static const char *env_get(char *const *env, const char *name)
+/* A variable that is empty counts as not set. */
+static const char *env_get_set(char *const *env, const char *name)
 {
-	size_t len = strlen(name);
+	const char *value = env_get(env, name);
 
-	for (; env && *env; env++)
-		if (!strncmp(*env, name, len) && (*env)[len] == '=')
-			return (*env)[len + 1] ? *env + len + 1 : NULL;
-	return NULL;
+	return value && *value ? value : NULL;
 }
 
 static bool is_file(const char *path)
@@ -105,8 +104,8 @@ static int find_project_file(char **ret, const char *cwd)
 
 static int find_user_file(char **ret, char *const *env)
 {
-	const char *config = env_get(env, "XDG_CONFIG_HOME"),
-		   *home = env_get(env, "HOME");
+	const char *config = env_get_set(env, "XDG_CONFIG_HOME"),
+		   *home = env_get_set(env, "HOME");
 	OWN_MEM char *folder = NULL;
 
 	/* The XDG specification has relative paths ignored. */
@@ -123,7 +122,7 @@ static int find_user_file(char **ret, char *const *env)
 
 int config_find_file(char **ret, const char *cwd, char *const *env, struct err *err)
 {
-	const char *named = env_get(env, "ACCEL_CONFIG");
+	const char *named = env_get_set(env, "ACCEL_CONFIG");
 	int r;
 
 	if (named) {

@@ -18,6 +18,7 @@
 #include "base/buf.h"
 #include "base/own.h"
 #include "base/path.h"
+#include "base/strv.h"
 
 enum {
 	FILE_MAX = 64 * 1024,
@@ -484,16 +485,6 @@ static const struct device_row rows[] = {
 	{ "musa", "/dev", NODES("/dev", "mtgpu"),
 	  .layers = { { "MUSA_VISIBLE_DEVICES", NULL, visible_strict } } },
 };
-
-static const char *env_get(char *const *env, const char *name)
-{
-	size_t len = name ? strlen(name) : 0;
-
-	for (; name && env && *env; env++)
-		if (!strncmp(*env, name, len) && (*env)[len] == '=')
-			return *env + len + 1;
-	return NULL;
-}
 
 /* How many of @n are left, with *@ret_by the variable that took some away. */
 static int apply_layers(const struct device_row *row, int n, char *const *env,

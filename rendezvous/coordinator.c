@@ -46,7 +46,7 @@ struct coordinator {
 	struct prelude *prelude;
 	struct journal_worker *workers;
 	struct skipped *skipped; /* n_processes times N_STREAMS */
-	uint32_t n_running, n_started, n_failed;
+	uint32_t n_running, n_failed;
 	bool holding, plan_written;
 	struct failure first; /* the best guess at what went wrong first */
 	uint32_t stop_reason;
@@ -239,7 +239,6 @@ static void on_started(struct coordinator *c, const struct msg_started *msg)
 		return;
 	c->workers[msg->rank].pid = msg->pid;
 	c->n_running++;
-	c->n_started++;
 	journal_event(c->journal, "started", MSG_STARTED, msg);
 	tell(c, NOTE_INFO, "rank %u started, pid %u", msg->rank, msg->pid);
 }
