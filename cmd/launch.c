@@ -17,6 +17,7 @@
 #include "cmd/cmd.h"
 #include "cmd/jobdir.h"
 #include "cmd/program.h"
+#include "cmd/python_path.h"
 #include "cmd/rank_table.h"
 #include "cmd/run.h"
 #include "cmd/settings.h"
@@ -157,6 +158,17 @@ static int make_list(struct buf *body, struct slice_list *list, const struct str
 	return r;
 }
 
+/* What the user has, and where the Python package is. */
+static int make_env(const struct launch *l, struct strv *env)
+{
+	OWN_MEM char *folder = l->program.is_python ? python_path_folder() : NULL;
+	int r = settings_env(&l->settings, env);
+
+	if (!r && python_path_add(env, folder) < 0)
+		r = -ENOMEM;
+	return r;
+}
+
 static int start_job(const struct launch *l, const struct jobdir *job, const char *acceld,
 		     int *ret_refused)
 {
@@ -189,7 +201,7 @@ static int start_job(const struct launch *l, const struct jobdir *job, const cha
 		.grace_ms = plan.grace_ms,
 		.verbose = l->verbose,
 	};
-	int r = settings_env(&l->settings, &env);
+	int r = make_env(l, &env);
 
 	if (!r)
 		r = make_list(&argv, &plan.argv, &l->program.argv);

@@ -161,6 +161,7 @@ static int add_python(struct program *p, const struct program_options *o,
 
 	if (r < 0)
 		return r;
+	p->is_python = true;
 	if (strv_add(&p->argv, p->path) < 0 || strv_add(&p->argv, "-u") < 0)
 		return err_set(err, -ENOMEM, "program");
 	return 0;
@@ -212,6 +213,26 @@ static int read_shebang(const char *path, struct strv *words)
 	return end > at ? strv_addn(words, at, (size_t)(end - at)) : 0;
 }
 
+static bool names_python(const char *word)
+{
+	const char *slash = strrchr(word, '/');
+
+	return strstr(slash ? slash + 1 : word, "python");
+}
+
+/* The interpreter itself, or a script that names it: "#!/usr/bin/env python3". */
+static bool runs_python(const char *path)
+{
+	struct strv words = { 0 };
+	bool yes = names_python(path);
+
+	if (!yes && read_shebang(path, &words) == 0)
+		for (size_t i = 0; i < words.n; i++)
+			yes = yes || names_python(words.v[i]);
+	strv_fini(&words);
+	return yes;
+}
+
 /* A script that nobody made executable still says what runs it. */
 static int resolve_script(struct program *p, const char *path, struct err *err)
 {
@@ -221,6 +242,7 @@ static int resolve_script(struct program *p, const char *path, struct err *err)
 		return r;
 	if (read_shebang(path, &p->argv) < 0)
 		return err_set(err, -EACCES, "run %s: it is not executable", path);
+	p->is_python = runs_python(path);
 	p->path = strdup(p->argv.v[0]);
 	if (!p->path || strv_add(&p->argv, path) < 0)
 		return err_set(err, -ENOMEM, "program");
@@ -254,6 +276,7 @@ static int resolve_executable(struct program *p, const char *word, char *const *
 
 		return resolve_script(p, script, err);
 	}
+	p->is_python = runs_python(p->path);
 	return strv_add(&p->argv, word) < 0 ? err_set(err, -ENOMEM, "program") : 0;
 }
 

@@ -13,6 +13,7 @@ struct program {
 	char *path;       /* the file to execute */
 	struct strv argv; /* argv[0] as the program will see it */
 	char *name;       /* as the user called it */
+	bool is_python;   /* an interpreter runs it, as far as can be told */
 };
 
 struct program_options {

@@ -1,12 +1,15 @@
 #include "cmd/rank_table.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/own.h"
 #include "base/strv.h"
 #include "cmd/cmd.h"
 #include "cmd/program.h"
+#include "cmd/python_path.h"
 #include "cmd/settings.h"
 #include "supervisor/env.h"
 
@@ -55,6 +58,20 @@ static void print_variable(struct buf *out, const char *entry)
 	(void)buf_addf(out, "    %s\n", entry);
 }
 
+/* "PYTHONPATH=$PYTHONPATH:FOLDER" or less of it, or "": what it holds already is not
+ * shown. The caller frees it. */
+static char *python_path_line(const struct program *p, struct strv *user)
+{
+	OWN_MEM char *folder = p->is_python ? python_path_folder() : NULL;
+	const char *old = strv_env_get(user, "PYTHONPATH");
+	const char *before = old && *old ? "$PYTHONPATH:" : "";
+	char *line = NULL;
+
+	if (python_path_add(user, folder) <= 0)
+		return strdup("");
+	return asprintf(&line, "    PYTHONPATH=%s%s\n", before, folder) < 0 ? NULL : line;
+}
+
 static void print_argv(struct buf *out, const struct program *p)
 {
 	(void)buf_addf(out, "program: %s\n", p->path);
@@ -67,8 +84,10 @@ int rank_table_print(const struct settings *s, const struct program *p)
 	uint32_t n = (uint32_t)config_int(s->config, SET_NUM_PROCESSES);
 	struct strv user = { 0 };
 	struct buf out = { 0 };
+	OWN_MEM char *python_path = NULL;
 
 	(void)settings_env(s, &user);
+	python_path = python_path_line(p, &user);
 	print_argv(&out, p);
 	(void)buf_addf(&out,
 		       "1 node x %u = %u process%s\n\n  rank  node  local rank  device\n",
@@ -89,6 +108,7 @@ int rank_table_print(const struct settings *s, const struct program *p)
 		(void)buf_addf(&out, "\n  rank %u is given\n", i);
 		for (size_t k = 0; k < added.n; k++)
 			print_variable(&out, added.v[k]);
+		(void)buf_add_str(&out, python_path ? python_path : "");
 		strv_fini(&added);
 	}
 	strv_fini(&user);

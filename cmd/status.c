@@ -82,6 +82,17 @@ static void print_age(struct buf *out, uint64_t started_us)
 			       (unsigned long long)(s / 60 % 60));
 }
 
+/* "step 120", or "steps 118 to 120" where ranks are apart. */
+static void print_steps(struct buf *out, const struct msg_status *s)
+{
+	if (s->step_lowest < s->step_highest)
+		(void)buf_addf(out, ", steps %llu to %llu",
+			       (unsigned long long)s->step_lowest,
+			       (unsigned long long)s->step_highest);
+	else if (s->step_highest)
+		(void)buf_addf(out, ", step %llu", (unsigned long long)s->step_highest);
+}
+
 static json_t *text_json(struct slice s)
 {
 	json_t *j = json_stringn((const char *)s.data, s.len);
@@ -99,6 +110,10 @@ static void add_json(struct listing *l, const struct msg_status *s)
 			  (int)s->attempt, "stopping", s->stopping != 0, "master_port",
 			  (int)s->master_port, "started", (double)s->started_us / 1e6);
 
+	(void)json_object_set_new(o, "step_lowest",
+				  json_integer((json_int_t)s->step_lowest));
+	(void)json_object_set_new(o, "step_highest",
+				  json_integer((json_int_t)s->step_highest));
 	(void)json_array_append_new(l->jobs, o);
 }
 
@@ -116,6 +131,7 @@ static void add_job(struct listing *l, const struct msg_status *s)
 		       (const char *)s->job.data, s->n_running, s->n_workers,
 		       s->stopping ? " (stopping)" : "");
 	print_age(&l->text, s->started_us);
+	print_steps(&l->text, s);
 	(void)buf_addf(&l->text,
 		       "  %s\n    pid %u (kill it to stop the job), files: %s\n",
 		       printable(shown[0], sizeof(shown[0]), program ? program : ""),

@@ -105,12 +105,13 @@ static const struct field status_ask_fields[] = {
 };
 
 static const struct field status_fields[] = {
-	FIELD(msg_status, job, F_BYTES),       FIELD(msg_status, program, F_BYTES),
-	FIELD(msg_status, job_dir, F_BYTES),   FIELD(msg_status, pid, F_U32),
-	FIELD(msg_status, n_workers, F_U32),   FIELD(msg_status, n_running, F_U32),
-	FIELD(msg_status, attempt, F_U32),     FIELD(msg_status, stopping, F_U32),
-	FIELD(msg_status, master_port, F_U32), FIELD(msg_status, started_us, F_U64),
-	FIELD(msg_status, n_nodes, F_U32),
+	FIELD(msg_status, job, F_BYTES),        FIELD(msg_status, program, F_BYTES),
+	FIELD(msg_status, job_dir, F_BYTES),    FIELD(msg_status, pid, F_U32),
+	FIELD(msg_status, n_workers, F_U32),    FIELD(msg_status, n_running, F_U32),
+	FIELD(msg_status, attempt, F_U32),      FIELD(msg_status, stopping, F_U32),
+	FIELD(msg_status, master_port, F_U32),  FIELD(msg_status, started_us, F_U64),
+	FIELD(msg_status, n_nodes, F_U32),      FIELD(msg_status, step_lowest, F_U64),
+	FIELD(msg_status, step_highest, F_U64),
 };
 
 static const struct field page_ask_fields[] = {

@@ -28,7 +28,7 @@ enum msg_type {
 	MSG_STATUS_ASK,  /* control socket: what are you doing? */
 	MSG_STATUS,
 	MSG_PAGE_ASK, /* control socket: the descriptors of a rank */
-	MSG_PAGE,     /* comes with the descriptors */
+	MSG_PAGE,     /* comes with the descriptors: the control page, then the ring */
 	MSG_FAILING,  /* agent -> coordinator: a worker failed; MSG_EXITED follows */
 	N_MSG_TYPES,
 };
@@ -181,6 +181,7 @@ struct msg_status {
 	uint32_t master_port;
 	uint64_t started_us;
 	uint32_t n_nodes;
+	uint64_t step_lowest, step_highest; /* of those that run; 0: none counts */
 };
 
 struct msg_page_ask {
@@ -188,7 +189,7 @@ struct msg_page_ask {
 };
 
 struct msg_page {
-	int32_t error; /* errno, and no descriptors then */
+	int32_t error; /* errno, and no descriptors then; no ring, only the first */
 	uint32_t rank;
 };
 

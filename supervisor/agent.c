@@ -116,8 +116,7 @@ static void on_plan(struct agent *a, const struct msg_plan *msg)
 	for (size_t i = 0; i < a->plan.env.n; i++)
 		if (!contract_has(a->plan.env.v[i]))
 			(void)strv_add(&a->base_env, a->plan.env.v[i]);
-	/* Only the number of threads depends on it, and a user who set that knows. */
-	a->n_cores = strv_env_get(&a->base_env, "OMP_NUM_THREADS") ? 1 : detect_cores("");
+	a->n_cores = detect_cores("");
 	a->devices = (struct devices){ .kind = "cpu" };
 	if (!(a->plan.flags & PLAN_CPU))
 		a->devices = detect_devices("", a->base_env.v);
@@ -177,7 +176,7 @@ int agent_new(struct agent **ret, struct loop *loop, struct link *coordinator,
 	a->board = board;
 	a->on_status = on_status;
 	a->status_data = status_data;
-	a->stdin_fd = a->cgroup_fd = -1;
+	a->stdin_fd = a->cgroup_fd = a->ring_fd = -1;
 	a->reaped_end = &a->reaped;
 	/* Sandboxes without pidfds exist; the variable lets tests be one. */
 	a->want_pidfds = !getenv("ACCEL_NO_PIDFD");
@@ -222,6 +221,7 @@ struct agent *agent_free(struct agent *a)
 	a->sigchld = sigwatch_free(a->sigchld);
 	a->prelude = prelude_free(a->prelude);
 	own_close(&a->cgroup_fd);
+	own_close(&a->ring_fd);
 	own_close(&a->stdin_fd);
 	strv_fini(&a->base_env);
 	plan_fini(&a->plan);

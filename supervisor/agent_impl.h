@@ -10,13 +10,13 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "base/page.h"
 #include "base/strv.h"
 #include "detect/detect.h"
 #include "rendezvous/messages.h"
 #include "rendezvous/plan.h"
 #include "supervisor/agent.h"
 #include "supervisor/output.h"
-#include "supervisor/page.h"
 #include "supervisor/worker.h"
 
 struct worker {
@@ -63,6 +63,8 @@ struct agent {
 	int n_cores;
 	struct strv base_env; /* the user's, less what describes another job */
 	uint8_t nonce[NONCE_SIZE];
+	int ring_fd; /* of this node's workers; -1 where there is none */
+	uint64_t ring_inode;
 	struct control *control;
 	int cgroup_fd;
 	int stdin_fd;
@@ -79,6 +81,7 @@ struct agent {
 
 	/* Taking things down. */
 	struct timer *tick, *patience;
+	bool failed;         /* a worker did, by itself */
 	int stop_signo;      /* 0: the job runs */
 	uint64_t kill_at_ms; /* 0: no limit yet */
 	bool killing, sweeping, idle;

@@ -122,14 +122,28 @@ static int make_env(struct worker *w, struct strv *added, struct err *err)
 		       : 0;
 }
 
+static int make_page(struct worker *w, struct err *err)
+{
+	const struct agent *a = w->agent;
+	struct page_spec spec = {
+		.nonce = a->nonce,
+		.rank = w->rank,
+		.attempt = a->start.attempt,
+		.n_cores = (uint32_t)a->n_cores,
+		.ring_fd = a->ring_fd,
+		.ring_inode = a->ring_inode,
+	};
+
+	return page_new(&w->page_fd, &w->page_inode, &spec, err);
+}
+
 static int spawn(struct worker *w, struct err *err)
 {
 	struct agent *a = w->agent;
 	struct strv added = { 0 };
 	OWN_MEM char **env = NULL;
 	OWN_FD int out = -1, errs = -1;
-	int r = page_new(&w->page_fd, &w->page_inode, a->nonce, w->rank, a->start.attempt,
-			 err);
+	int r = make_page(w, err);
 
 	if (!r)
 		r = open_output(w, STREAM_OUT, &out, err);
@@ -153,7 +167,7 @@ static int spawn(struct worker *w, struct err *err)
 			.stdin_fd = a->stdin_fd,
 			.stdout_fd = out,
 			.stderr_fd = errs,
-			.keep_fd = w->page_fd,
+			.keep_fds = { w->page_fd, a->ring_fd },
 			.cgroup_fd = a->cgroup_fd,
 			.inherited = a->inherited,
 			.exec_errno = &a->exec_errnos[w->rank - a->start.first_rank],
@@ -256,21 +270,45 @@ static int make_attempt_dir(struct agent *a, struct err *err)
 	return 0;
 }
 
+/* How far the workers that still run have come, by their own count. */
+static void read_steps(const struct agent *a, struct msg_status *ret)
+{
+	uint64_t lowest = UINT64_MAX, highest = 0;
+
+	for (uint32_t i = 0; i < a->n_workers; i++) {
+		uint64_t step = 0;
+
+		if (a->workers[i].page_fd < 0 ||
+		    pread(a->workers[i].page_fd, &step, sizeof(step),
+			  offsetof(struct control_page, step)) != sizeof(step))
+			continue;
+		lowest = step < lowest ? step : lowest;
+		highest = step > highest ? step : highest;
+	}
+	ret->step_lowest = lowest < highest ? lowest : highest;
+	ret->step_highest = highest;
+}
+
 static int on_control_status(void *data, struct msg_status *ret)
 {
 	struct agent *a = data;
+	int r = a->on_status(a->status_data, ret);
 
-	return a->on_status(a->status_data, ret);
+	if (!r)
+		read_steps(a, ret);
+	return r;
 }
 
-static int on_control_page(void *data, uint32_t rank)
+static int on_control_page(void *data, uint32_t rank, int fds[PAGE_FDS])
 {
 	struct agent *a = data;
 	uint32_t i = rank - a->start.first_rank;
 
 	if (i >= a->n_workers || a->workers[i].page_fd < 0)
 		return -ENOENT;
-	return a->workers[i].page_fd;
+	fds[0] = a->workers[i].page_fd;
+	fds[1] = a->ring_fd;
+	return 0;
 }
 
 static const struct control_ops control_ops = {
@@ -282,6 +320,17 @@ static int open_control(struct agent *a, struct err *err)
 {
 	(void)snprintf(a->board->socket, sizeof(a->board->socket), "%s", a->plan.socket);
 	return control_new(&a->control, a->loop, a->plan.socket, &control_ops, a, err);
+}
+
+/* Most programs need none. */
+static void make_ring(struct agent *a)
+{
+	struct err e = { 0 };
+
+	if (ring_new(&a->ring_fd, &a->ring_inode, a->nonce, a->start.n_local, &e) < 0)
+		agent_tell(a, NOTE_WARNING,
+			   "%s; the workers have no shared memory for collectives",
+			   e.text);
 }
 
 int agent_prepare(struct agent *a, struct err *err)
@@ -296,8 +345,10 @@ int agent_prepare(struct agent *a, struct err *err)
 		r = make_workers(a, err);
 	if (!r && getrandom(a->nonce, sizeof(a->nonce), 0) != sizeof(a->nonce))
 		r = err_sys(err, "random bytes");
-	if (!r)
-		a->cgroup_fd = cgroup_new(a->board->cgroup, sizeof(a->board->cgroup),
-					  a->plan.job);
-	return r;
+	if (r < 0)
+		return r;
+	make_ring(a);
+	a->cgroup_fd =
+		cgroup_new(a->board->cgroup, sizeof(a->board->cgroup), a->plan.job);
+	return 0;
 }

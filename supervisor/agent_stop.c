@@ -115,6 +115,7 @@ void worker_report_unborn(struct worker *w, int error)
 	};
 
 	own_close(&w->page_fd);
+	w->agent->failed = true;
 	(void)link_send(w->agent->coordinator, MSG_EXITED, &msg);
 }
 
@@ -301,6 +302,7 @@ static void finish(struct agent *a)
 			   a->n_killed);
 	a->control = control_free(a->control);
 	a->board->socket[0] = 0;
+	own_close(&a->ring_fd);
 	own_close(&a->cgroup_fd);
 	if (a->board->cgroup[0])
 		cgroup_remove(a->board->cgroup);
@@ -356,10 +358,33 @@ void agent_on_patience(struct agent *a)
 			   ranks, left);
 }
 
+/* What accel_should_stop() reads. */
+static void write_stop(struct agent *a)
+{
+	const uint32_t on = 1;
+
+	for (uint32_t i = 0; i < a->n_workers; i++) {
+		const struct worker *w = &a->workers[i];
+
+		if (w->page_fd >= 0 && pwrite(w->page_fd, &on, sizeof(on),
+					      offsetof(struct control_page, stop)) < 0)
+			agent_tell(a, NOTE_WARNING, "rank %u: write to its page: %s",
+				   w->rank, strerror(errno));
+	}
+}
+
+/* After a failure there is no order, and the others are to hear of it at once. */
+static bool is_orderly(const struct agent *a, const struct msg_stop *msg)
+{
+	return msg->signo != SIGKILL && (msg->reason || !a->failed);
+}
+
 void agent_stop(struct agent *a, const struct msg_stop *msg)
 {
 	bool first = !a->stop_signo;
 
+	if (is_orderly(a, msg))
+		write_stop(a);
 	a->stop_signo = msg->signo;
 	for (uint32_t i = 0; i < a->n_workers && msg->signo != SIGKILL; i++)
 		if (is_alive(&a->workers[i]))
@@ -394,8 +419,10 @@ static void worker_died(struct worker *w, int status)
 	*a->reaped_end = w;
 	a->reaped_end = &w->next_reaped;
 	a->n_alive--;
-	if (status && !w->signalled)
+	if (status && !w->signalled) {
+		a->failed = true;
 		(void)link_send(a->coordinator, MSG_FAILING, &msg);
+	}
 }
 
 static void bury(struct worker *w)

@@ -21,13 +21,18 @@ struct client {
 	struct client *next;
 };
 
-struct control {
-	struct loop *loop;
+struct listener {
+	struct control *control;
 	int fd;
-	bool bound;
 	struct watch *watch;
 	struct timer *pause;
-	struct sockaddr_un addr;
+};
+
+struct control {
+	struct loop *loop;
+	struct listener by_path, by_name;
+	bool bound;
+	struct sockaddr_un addr; /* of the path */
 	const struct control_ops *ops;
 	void *data;
 	struct client *clients;
@@ -47,24 +52,28 @@ static void client_free(struct client *c)
 	free(c);
 }
 
-static int send_packet(int to, unsigned type, const void *msg, int fd)
+/* With those of @fds that are open; NULL: none. */
+static int send_packet(int to, unsigned type, const void *msg, const int *fds)
 {
 	union {
 		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof(int))];
+		char room[CMSG_SPACE(PAGE_FDS * sizeof(int))];
 	} control = { 0 };
 	struct buf out = { 0 };
 	struct iovec iov;
 	struct msghdr packet = { .msg_iov = &iov, .msg_iovlen = 1 };
+	size_t n = 0;
 	int r = frame_encode(&out, type, 0, message_of(type), msg);
 
-	if (fd >= 0) {
+	while (fds && n < PAGE_FDS && fds[n] >= 0)
+		n++;
+	if (n) {
 		packet.msg_control = &control;
-		packet.msg_controllen = sizeof(control);
-		control.head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
+		packet.msg_controllen = CMSG_SPACE(n * sizeof(int));
+		control.head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(n * sizeof(int)),
 						 .cmsg_level = SOL_SOCKET,
 						 .cmsg_type = SCM_RIGHTS };
-		memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+		memcpy(CMSG_DATA(&control.head), fds, n * sizeof(int));
 	}
 	iov = (struct iovec){ buf_data(&out), buf_len(&out) };
 	if (!r && sendmsg(to, &packet, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
@@ -78,15 +87,16 @@ static int answer_status(struct client *c)
 	struct msg_status status;
 	int r = c->control->ops->on_status(c->control->data, &status);
 
-	return r < 0 ? r : send_packet(c->fd, MSG_STATUS, &status, -1);
+	return r < 0 ? r : send_packet(c->fd, MSG_STATUS, &status, NULL);
 }
 
 static int answer_page(struct client *c, const struct msg_page_ask *ask)
 {
-	int fd = c->control->ops->on_page(c->control->data, ask->rank);
-	struct msg_page page = { .rank = ask->rank, .error = fd < 0 ? -fd : 0 };
+	int fds[PAGE_FDS];
+	int r = c->control->ops->on_page(c->control->data, ask->rank, fds);
+	struct msg_page page = { .rank = ask->rank, .error = -r };
 
-	return send_packet(c->fd, MSG_PAGE, &page, fd < 0 ? -1 : fd);
+	return send_packet(c->fd, MSG_PAGE, &page, r < 0 ? NULL : fds);
 }
 
 static int answer(struct client *c, struct slice packet)
@@ -98,7 +108,7 @@ static int answer(struct client *c, struct slice packet)
 		return -EBADMSG;
 	if (!message_of(f.type)) {
 		msg.unknown.type = f.type;
-		return send_packet(c->fd, MSG_UNKNOWN, &msg, -1);
+		return send_packet(c->fd, MSG_UNKNOWN, &msg, NULL);
 	}
 	if (wire_decode(message_of(f.type), f.body, &msg, NULL) < 0)
 		return -EBADMSG;
@@ -136,22 +146,23 @@ static bool is_ours(int fd)
 
 static void on_pause_over(void *data)
 {
-	struct control *c = data;
+	struct listener *l = data;
 
-	watch_set(c->watch, WATCH_READ);
+	watch_set(l->watch, WATCH_READ);
 }
 
 static void on_connection(void *data, int events)
 {
-	struct control *c = data;
-	OWN_FD int fd = accept4(c->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	struct listener *l = data;
+	struct control *c = l->control;
+	OWN_FD int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	struct client *client;
 
 	(void)events;
 	/* Out of descriptors, the caller stays at the door: look again later. */
 	if (fd < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-		watch_set(c->watch, 0);
-		timer_start(c->pause, PAUSE_MS);
+		watch_set(l->watch, 0);
+		timer_start(l->pause, PAUSE_MS);
 	}
 	if (fd < 0 || !is_ours(fd) || c->n_clients >= MAX_CLIENTS)
 		return;
@@ -171,6 +182,29 @@ static void on_connection(void *data, int events)
 	c->n_clients++;
 }
 
+static int listener_open(struct listener *l, struct err *err)
+{
+	l->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	return l->fd < 0 ? err_sys(err, "control socket") : 0;
+}
+
+static int listener_watch(struct listener *l, struct err *err)
+{
+	int r = watch_new(&l->watch, l->control->loop, l->fd, WATCH_READ, on_connection,
+			  l, err);
+
+	if (!r)
+		r = timer_new(&l->pause, l->control->loop, on_pause_over, l, err);
+	return r;
+}
+
+static void listener_close(struct listener *l)
+{
+	l->watch = watch_free(l->watch);
+	l->pause = timer_free(l->pause);
+	own_close(&l->fd);
+}
+
 /*
  * Whoever finds a socket that nobody listens on takes its job for dead, so it
  * gets its name only when it listens: it is bound to that name less its ending
@@ -179,21 +213,48 @@ static void on_connection(void *data, int events)
 static int bind_listening(struct control *c, const char *path, struct err *err)
 {
 	char *dot = c->addr.sun_path + (strrchr(path, '.') - path);
+	int fd = c->by_path.fd;
 
 	strcpy(c->addr.sun_path, path);
 	if (dot <= c->addr.sun_path)
 		return err_set(err, -EINVAL, "control socket %s has no ending", path);
 	*dot = 0;
-	if (bind(c->fd, (struct sockaddr *)&c->addr, sizeof(c->addr)) < 0)
+	if (bind(fd, (struct sockaddr *)&c->addr, sizeof(c->addr)) < 0)
 		return err_sys(err, "bind %s", c->addr.sun_path);
 	c->bound = true;
 	(void)chmod(c->addr.sun_path, 0600);
-	if (listen(c->fd, SOMAXCONN) < 0)
+	if (listen(fd, SOMAXCONN) < 0)
 		return err_sys(err, "listen on %s", c->addr.sun_path);
 	if (rename(c->addr.sun_path, path) < 0)
 		return err_sys(err, "rename %s", c->addr.sun_path);
 	strcpy(c->addr.sun_path, path);
 	return 0;
+}
+
+static int open_path(struct control *c, const char *path, struct err *err)
+{
+	int r = listener_open(&c->by_path, err);
+
+	if (!r)
+		r = bind_listening(c, path, err);
+	if (!r)
+		r = listener_watch(&c->by_path, err);
+	return r;
+}
+
+/* A further way in, and no loss where it is not to be had: somebody may sit on the
+ * name. */
+static void open_name(struct control *c, const char *path)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	size_t len = strlen(path);
+
+	memcpy(addr.sun_path + 1, path, len);
+	if (listener_open(&c->by_name, NULL) < 0 ||
+	    bind(c->by_name.fd, (struct sockaddr *)&addr,
+		 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len)) < 0 ||
+	    listen(c->by_name.fd, SOMAXCONN) < 0 || listener_watch(&c->by_name, NULL) < 0)
+		listener_close(&c->by_name);
 }
 
 DEFINE_OWN(control, struct control, control_free)
@@ -206,23 +267,17 @@ int control_new(struct control **ret, struct loop *loop, const char *path,
 
 	if (!c)
 		return err_set(err, -ENOMEM, "control socket");
-	c->fd = -1;
+	c->by_path = c->by_name = (struct listener){ .control = c, .fd = -1 };
 	c->loop = loop;
 	c->ops = ops;
 	c->data = data;
 	c->addr.sun_family = AF_UNIX;
 	if (strlen(path) >= sizeof(c->addr.sun_path))
 		return err_set(err, -ENAMETOOLONG, "control socket %s", path);
-	c->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (c->fd < 0)
-		return err_sys(err, "control socket");
-	r = bind_listening(c, path, err);
-	if (!r)
-		r = watch_new(&c->watch, loop, c->fd, WATCH_READ, on_connection, c, err);
-	if (!r)
-		r = timer_new(&c->pause, loop, on_pause_over, c, err);
+	r = open_path(c, path, err);
 	if (r < 0)
 		return r;
+	open_name(c, path);
 	*ret = take(c);
 	return 0;
 }
@@ -233,9 +288,8 @@ struct control *control_free(struct control *c)
 		return NULL;
 	while (c->clients)
 		client_free(c->clients);
-	c->watch = watch_free(c->watch);
-	c->pause = timer_free(c->pause);
-	own_close(&c->fd);
+	listener_close(&c->by_path);
+	listener_close(&c->by_name);
 	if (c->bound)
 		(void)unlink(c->addr.sun_path);
 	free(c);

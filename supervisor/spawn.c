@@ -19,9 +19,10 @@
 #include "base/err.h"
 #include "base/own.h"
 
-/* A terminal's keys and a dying reader are the client's business. */
-static const int own_ignored[] = { SIGINT,  SIGQUIT, SIGTERM, SIGHUP,
-				   SIGPIPE, SIGTSTP, SIGUSR1, SIGUSR2 };
+/* A terminal's keys and a dying reader are the client's business; a file that grows
+ * beyond the user's limit is an error like any other. */
+static const int own_ignored[] = { SIGINT,  SIGQUIT, SIGTERM, SIGHUP, SIGPIPE,
+				   SIGTSTP, SIGUSR1, SIGUSR2, SIGXFSZ };
 enum { N_OWN_IGNORED = sizeof(own_ignored) / sizeof(own_ignored[0]) };
 
 void inherited_init(struct inherited *in)
@@ -66,9 +67,11 @@ static void become(const struct spawn *s, pid_t parent)
 	if (getppid() != parent)
 		_exit(127);
 	if (dup2(s->stdin_fd, 0) < 0 || dup2(s->stdout_fd, 1) < 0 ||
-	    dup2(s->stderr_fd, 2) < 0 ||
-	    (s->keep_fd >= 0 && fcntl(s->keep_fd, F_SETFD, 0) < 0))
+	    dup2(s->stderr_fd, 2) < 0)
 		goto failed;
+	for (int i = 0; i < SPAWN_KEEP; i++)
+		if (s->keep_fds[i] >= 0 && fcntl(s->keep_fds[i], F_SETFD, 0) < 0)
+			goto failed;
 	restore_inherited(s->inherited);
 	(void)execve(s->path, s->argv, s->env);
 failed:

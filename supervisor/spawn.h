@@ -23,11 +23,13 @@ struct inherited {
  * and raise the limit on descriptors. */
 void inherited_init(struct inherited *in);
 
+enum { SPAWN_KEEP = 2 };
+
 struct spawn {
 	const char *path;
 	char *const *argv, *const *env;
 	int stdin_fd, stdout_fd, stderr_fd; /* all above 2 */
-	int keep_fd;                        /* stays open under its own number, or -1 */
+	int keep_fds[SPAWN_KEEP];           /* stay open under their numbers; or -1 */
 	int cgroup_fd;                      /* folder of the cgroup to start in, or -1 */
 	const struct inherited *inherited;
 	int *exec_errno; /* in shared memory: where a failed exec says why */

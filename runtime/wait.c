@@ -1,0 +1,307 @@
+/*
+ * Waiting for another rank: a short spin, then sleep on its bell. Who waits looks
+ * ten times a second whether the rank still lives; who finds it dead tells all
+ * others, so that everybody gets the same error.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/own.h"
+#include "runtime/world.h"
+
+enum { LOOK_MS = 100 };
+
+static inline void pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ __volatile__("yield");
+#endif
+}
+
+static int futex_wait(const uint32_t *word, uint32_t value, int ms)
+{
+	struct timespec limit = { ms / 1000, (long)(ms % 1000) * 1000000 };
+
+	return syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0) < 0 ? -errno
+										: 0;
+}
+
+static void futex_wake(const uint32_t *word)
+{
+	(void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void ring_bell(struct cell *cell)
+{
+	(void)__atomic_add_fetch(&cell->bell, 1, __ATOMIC_SEQ_CST);
+	futex_wake(&cell->bell);
+}
+
+/* Sequentially consistent, like the other side's: either we see the waiter or it
+ * sees the new value. */
+void announce(accel_world *w, uint32_t *word, uint32_t value)
+{
+	struct cell *own = cell_of(w, w->local_rank);
+
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&own->waiters, __ATOMIC_SEQ_CST))
+		ring_bell(own);
+}
+
+void wake_all(accel_world *w)
+{
+	for (int r = 0; r < w->local_size; r++)
+		ring_bell(cell_of(w, r));
+}
+
+/* ---- who still lives ---------------------------------------------------------- */
+
+/* State and start time of a process; false when there is none. */
+static bool read_stat(int pid, char *ret_state, uint64_t *ret_start)
+{
+	char path[32], text[1024], *at;
+	OWN_FD int fd = -1;
+	ssize_t n;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	if (n <= 0)
+		return false;
+	text[n] = 0;
+	at = strrchr(text, ')');
+	if (!at || at[1] != ' ')
+		return false;
+	*ret_state = at[2];
+	/* Fields are counted from 1; the state is the third, the start the 22nd. */
+	for (int field = 3; at && field <= 22; field++)
+		at = strchr(at + 1, ' ');
+	*ret_start = at ? strtoull(at, NULL, 10) : 0;
+	return true;
+}
+
+uint64_t start_time_of(int pid)
+{
+	uint64_t start;
+	char state;
+
+	return read_stat(pid, &state, &start) ? start : 0;
+}
+
+uint64_t own_pid_namespace(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
+}
+
+/* The lock that each process holds on its byte of the ring ends with it; for ranks
+ * whose pids mean nothing here. */
+static enum life life_by_lock(const accel_world *w, const struct cell *cell)
+{
+	int local_rank =
+		(int)(((const uint8_t *)cell - (uint8_t *)cell_of(w, 0)) / CELL_BYTES);
+	struct flock lock = { .l_type = F_WRLCK, .l_start = local_rank, .l_len = 1 };
+
+	if (w->ring_fd < 0 || fcntl(w->ring_fd, F_GETLK, &lock) < 0)
+		return LIFE_ALIVE;
+	return lock.l_type == F_UNLCK ? LIFE_GONE : LIFE_ALIVE;
+}
+
+enum life life_of(const accel_world *w, const struct cell *cell)
+{
+	uint64_t start;
+	char state;
+
+	if ((int)cell->owner == w->pid)
+		return LIFE_ALIVE;
+	if (!w->pid_namespace || cell->pid_namespace != w->pid_namespace)
+		return life_by_lock(w, cell);
+	if (!read_stat((int)cell->owner, &state, &start))
+		return LIFE_GONE;
+	if (state == 'Z' || state == 'X' || start != cell->start_time)
+		return LIFE_GONE;
+	return state == 'T' || state == 't' ? LIFE_STOPPED : LIFE_ALIVE;
+}
+
+/* ---- the end of a world --------------------------------------------------------- */
+
+int break_world(accel_world *w, int code, int rank, const char *text)
+{
+	struct ring_page *ring = w->ring;
+	uint32_t nobody = 0;
+
+	if (ring && __atomic_compare_exchange_n(&ring->abort_state, &nobody, 1, false,
+						__ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+		ring->abort_rank = (uint32_t)rank;
+		ring->abort_code = code;
+		(void)snprintf(ring->abort_text, sizeof(ring->abort_text), "%s", text);
+		__atomic_store_n(&ring->abort_state, 2, __ATOMIC_SEQ_CST);
+		wake_all(w);
+	}
+	return world_broken(w);
+}
+
+int world_broken(accel_world *w)
+{
+	struct ring_page *ring = w->ring;
+
+	if (!w->broken && ring && __atomic_load_n(&ring->abort_state, __ATOMIC_SEQ_CST)) {
+		/* Its writer may have died in the middle. */
+		for (int i = 0; i < LOOK_MS; i++) {
+			if (__atomic_load_n(&ring->abort_state, __ATOMIC_SEQ_CST) == 2)
+				break;
+			(void)usleep(1000);
+		}
+		w->broken = ring->abort_code < 0 ? ring->abort_code : ACCEL_E_LOST;
+		(void)snprintf(w->broken_text, sizeof(w->broken_text), "%.*s",
+			       (int)sizeof(w->broken_text) - 1, ring->abort_text);
+	}
+	return w->broken ? fail(w->broken, "%s", w->broken_text) : 0;
+}
+
+static int lost(accel_world *w, int rank, const char *how)
+{
+	const struct cell *cell = cell_of(w, rank);
+	char call[256], text[ABORT_TEXT];
+
+	describe(&w->head, call, sizeof(call));
+	(void)snprintf(text, sizeof(text),
+		       "rank %u %s (process %u), while others wait "
+		       "for it in %s",
+		       cell->rank, how, cell->owner, call);
+	return break_world(w, ACCEL_E_LOST, (int)cell->rank, text);
+}
+
+/* Everybody who has not come, and how they are. */
+static int timed_out(accel_world *w)
+{
+	char call[256], text[ABORT_TEXT];
+	int len, first = w->rank;
+
+	describe(&w->head, call, sizeof(call));
+	len = snprintf(text, sizeof(text), "%s: waited %d s (ACCEL_TIMEOUT) for", call,
+		       w->timeout_s);
+	for (int r = 0; r < w->local_size && len < (int)sizeof(text); r++) {
+		const struct cell *cell = cell_of(w, r);
+		const char *how = "not there yet";
+
+		if (r == w->local_rank ||
+		    reached(&slot_of(w, r, w->next)->seq, w->next + 1))
+			continue;
+		if (cell->state != PAGE_UNUSED)
+			how = life_of(w, cell) == LIFE_STOPPED
+				      ? "stopped by a signal"
+				      : "busy with something else";
+		first = cell->state == PAGE_UNUSED ? r : (int)cell->rank;
+		len += snprintf(text + len, sizeof(text) - (size_t)len,
+				" rank %d (process %u, %s)", first, cell->owner, how);
+	}
+	return break_world(w, ACCEL_E_TIMEOUT, first, text);
+}
+
+/* ---- waiting ---------------------------------------------------------------------- */
+
+/* Has the rank gone without doing what we wait for? */
+static int look_at(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+{
+	struct cell *cell = cell_of(w, rank);
+	uint32_t state = __atomic_load_n(&cell->state, __ATOMIC_SEQ_CST);
+	uint32_t generation = __atomic_load_n(&cell->generation, __ATOMIC_SEQ_CST);
+	const char *how = NULL;
+
+	if (state == PAGE_UNUSED || (int32_t)(generation - w->generation) < 0)
+		return 0; /* the program that follows an earlier one is not here yet */
+	if (generation != w->generation || state == PAGE_FINISHED)
+		how = "has finished";
+	else if (state == PAGE_FAILED)
+		how = "has failed";
+	else if (life_of(w, cell) == LIFE_GONE)
+		how = "has died";
+	if (!how || reached(word, want))
+		return 0;
+	return lost(w, rank, how);
+}
+
+static int interrupted(accel_world *w)
+{
+	char call[256];
+
+	describe(&w->head, call, sizeof(call));
+	w->broken = ACCEL_E_INTERRUPTED;
+	(void)snprintf(w->broken_text, sizeof(w->broken_text),
+		       "interrupted in %s; what the ranks did in it is unknown", call);
+	return world_broken(w);
+}
+
+static int look_around(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+{
+	uint64_t now = now_ms();
+	int r = world_broken(w);
+
+	if (!r)
+		r = look_at(w, rank, word, want);
+	if (!r && w->on_wait && w->on_wait(w->on_wait_data))
+		r = interrupted(w);
+	if (!w->deadline_ms)
+		w->deadline_ms = now + (uint64_t)w->timeout_s * 1000;
+	if (!r && now >= w->deadline_ms && !reached(word, want))
+		r = timed_out(w);
+	return r;
+}
+
+static int await_asleep(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+{
+	struct cell *cell = cell_of(w, rank);
+	uint64_t looked_ms = now_ms();
+	int r = 0;
+
+	if (!w->deadline_ms)
+		w->deadline_ms = looked_ms + (uint64_t)w->timeout_s * 1000;
+	(void)__atomic_add_fetch(&cell->waiters, 1, __ATOMIC_SEQ_CST);
+	while (!r) {
+		uint32_t bell = __atomic_load_n(&cell->bell, __ATOMIC_SEQ_CST);
+		int how;
+
+		if (reached(word, want))
+			break;
+		if (__atomic_load_n(&w->ring->abort_state, __ATOMIC_SEQ_CST)) {
+			r = world_broken(w);
+			break;
+		}
+		how = futex_wait(&cell->bell, bell, LOOK_MS);
+		if (how == -EINTR || now_ms() - looked_ms >= LOOK_MS) {
+			looked_ms = now_ms();
+			r = look_around(w, rank, word, want);
+		} else if (__atomic_load_n(&cell->state, __ATOMIC_SEQ_CST) >
+			   PAGE_JOINED) {
+			r = look_at(w, rank, word, want);
+		}
+	}
+	(void)__atomic_sub_fetch(&cell->waiters, 1, __ATOMIC_SEQ_CST);
+	return r;
+}
+
+int await(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+{
+	if (reached(word, want))
+		return 0;
+	for (int i = 0; i < w->spins; i++) {
+		pause_cpu();
+		if (reached(word, want))
+			return 0;
+	}
+	return await_asleep(w, rank, word, want);
+}
