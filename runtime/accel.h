@@ -129,11 +129,12 @@ int accel_abi(void);
 const char *accel_version(void);
 
 /*
- * Have @on_wait called about ten times a second while a call waits for another
- * rank, and after each signal. When it returns other than 0 the call gives up
- * with ACCEL_E_INTERRUPTED. NULL removes it. @data is passed on.
+ * Have @on_wait called about ten times a second while a call of this process waits
+ * for another rank, accel_init() too, and after each signal. When it returns other
+ * than 0 the call gives up with ACCEL_E_INTERRUPTED. NULL removes it. @data is
+ * passed on.
  */
-void accel_on_wait(accel_world *world, int (*on_wait)(void *data), void *data);
+void accel_on_wait(int (*on_wait)(void *data), void *data);
 
 /* ---- collectives ---------------------------------------------------------- */
 

@@ -137,12 +137,12 @@ int leave(accel_world *w, int r)
 
 /* ---- the exchange of heads ------------------------------------------------------- */
 
-int call_await_free(accel_world *w, uint32_t number)
+int call_await_free(accel_world *w, uint64_t number)
 {
-	uint32_t need = number + 1 - RING_SLOTS;
+	uint64_t need = number + 1 > RING_SLOTS ? number + 1 - RING_SLOTS : 0;
 
 	/* Only what others have read counts, so no rank waits for itself. */
-	if ((int32_t)(w->free_till - number) > 0)
+	if (w->free_till > number)
 		return 0;
 	for (int r = 0; r < w->local_size; r++) {
 		int e = r == w->local_rank ? 0
@@ -155,7 +155,7 @@ int call_await_free(accel_world *w, uint32_t number)
 	return 0;
 }
 
-int call_await_slot(accel_world *w, int rank, uint32_t number)
+int call_await_slot(accel_world *w, int rank, uint64_t number)
 {
 	return await(w, rank, &slot_of(w, rank, number)->seq, number + 1);
 }
@@ -192,13 +192,13 @@ static bool same_wish(const struct head *a, const struct head *b)
 	       same_dims(a, b);
 }
 
-static const struct head *head_at(const accel_world *w, int rank, uint32_t number)
+static const struct head *head_at(const accel_world *w, int rank, uint64_t number)
 {
 	return &slot_of(w, rank, number)->head;
 }
 
 /* One line for each rank, the same text on all ranks. */
-static int mismatch(accel_world *w, uint32_t number)
+static int mismatch(accel_world *w, uint64_t number)
 {
 	char text[3072];
 	size_t n = 0;
@@ -231,7 +231,7 @@ static int mismatch(accel_world *w, uint32_t number)
 
 int call_meet(accel_world *w)
 {
-	uint32_t number = w->next;
+	uint64_t number = w->next;
 	struct slot *own = slot_of(w, w->local_rank, number);
 	bool same = true;
 	int r = 0;
@@ -256,7 +256,7 @@ int call_meet(accel_world *w)
 	return r;
 }
 
-void call_consumed(accel_world *w, uint32_t number)
+void call_consumed(accel_world *w, uint64_t number)
 {
 	announce(w, &cell_of(w, w->local_rank)->consumed, number);
 }

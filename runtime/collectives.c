@@ -269,7 +269,7 @@ int accel_gather(accel_world *w, const struct accel_array *array, uint64_t *rows
 	return r < 0 ? r : leave(w, gather(w, array, rows));
 }
 
-static int send_part(accel_world *w, uint32_t base, uint32_t i)
+static int send_part(accel_world *w, uint64_t base, uint32_t i)
 {
 	struct slot *slot = slot_of(w, w->local_rank, base + i);
 	size_t bytes = part_of(w, w->head.bytes, i);
@@ -288,7 +288,7 @@ static int send_part(accel_world *w, uint32_t base, uint32_t i)
 }
 
 /* Part @i of everybody's array, to its place in @out. */
-static int take_parts(accel_world *w, uint8_t *out, const uint64_t *sizes, uint32_t base,
+static int take_parts(accel_world *w, uint8_t *out, const uint64_t *sizes, uint64_t base,
 		      uint32_t i)
 {
 	for (int p = 0; p < w->n_active; p++) {
@@ -312,7 +312,8 @@ static int take_parts(accel_world *w, uint8_t *out, const uint64_t *sizes, uint3
 static int gather_from_all(accel_world *w, uint8_t *out)
 {
 	uint64_t sizes[MAX_LOCAL_RANKS], before = 0;
-	uint32_t base = w->next, n = slots_of_call(w, &w->head, base);
+	uint64_t base = w->next;
+	uint32_t n = slots_of_call(w, &w->head, base);
 	int r;
 
 	for (int p = 0; p < w->n_active; p++) {

@@ -270,6 +270,8 @@ static int find_under_accel(accel_world *w)
 	const char *path = getenv("ACCEL_SOCKET");
 	int r = use_inherited(w);
 
+	if (!r && w->page && w->size == 1)
+		return 0; /* nobody to share a ring with */
 	if (!r && path)
 		r = ask_supervisor(w, path, false);
 	if (!r && path)
@@ -423,8 +425,11 @@ static int bind_when_free(const accel_world *w, const char *name)
 	uint64_t deadline = now_ms() + (uint64_t)w->timeout_s * 1000;
 	int fd;
 
-	while ((fd = bind_to(name)) == -EADDRINUSE && now_ms() < deadline)
+	while ((fd = bind_to(name)) == -EADDRINUSE && now_ms() < deadline) {
 		sleep_ms(RETRY_MS);
+		if (wants_to_give_up())
+			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
+	}
 	if (fd < 0)
 		return fail(ACCEL_E_UNREACHABLE,
 			    "joining: bind the abstract socket %s: %s", name,
@@ -480,7 +485,7 @@ static int fetch_ring(accel_world *w, const char *name)
 static int wait_for_ring(accel_world *w, const char *name)
 {
 	uint64_t deadline = now_ms() + (uint64_t)w->timeout_s * 1000;
-	struct timespec pause = { 0, RETRY_MS * 1000000 };
+	int tries = 0;
 
 	for (;;) {
 		int r = fetch_ring(w, name);
@@ -492,9 +497,9 @@ static int wait_for_ring(accel_world *w, const char *name)
 				    "joining: waited %d s (ACCEL_TIMEOUT) for "
 				    "local rank 0",
 				    w->timeout_s);
-		if (nanosleep(&pause, NULL) < 0)
-			return fail(ACCEL_E_INTERRUPTED,
-				    "joining: interrupted by a signal");
+		sleep_ms(RETRY_MS);
+		if (++tries % (100 / RETRY_MS) == 0 && wants_to_give_up())
+			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
 	}
 }
 

@@ -102,7 +102,7 @@ static uint32_t chunks_of(uint64_t bytes, size_t chunk)
 	return bytes ? (uint32_t)((bytes + chunk - 1) / chunk) : 1;
 }
 
-static uint32_t slots_of_gather(const accel_world *w, uint32_t number)
+static uint32_t slots_of_gather(const accel_world *w, uint64_t number)
 {
 	uint32_t most = 1;
 
@@ -115,7 +115,7 @@ static uint32_t slots_of_gather(const accel_world *w, uint32_t number)
 	return most;
 }
 
-uint32_t slots_of_call(const accel_world *w, const struct head *head, uint32_t number)
+uint32_t slots_of_call(const accel_world *w, const struct head *head, uint64_t number)
 {
 	switch (head->kind) {
 	case KIND_REDUCE:
@@ -140,7 +140,8 @@ uint32_t slots_of_call(const accel_world *w, const struct head *head, uint32_t n
 
 struct flow {
 	accel_world *w;
-	uint32_t base, n_chunks;
+	uint64_t base;
+	uint32_t n_chunks;
 	size_t chunk, slice, element;
 	uint64_t bytes;
 	int dtype, op;

@@ -115,16 +115,41 @@ static int read_launcher(struct identity *id, const struct launcher *l)
 	return check(id);
 }
 
-int identity_read(struct identity *ret)
+static bool is_started_by(const struct launcher *l)
 {
-	*ret = (struct identity){ .size = 1, .local_size = 1 };
+	const char *job = getenv("ACCEL_JOB"), *run = getenv("TORCHELASTIC_RUN_ID");
+
+	if (!is_set(l->rank) || !is_set(l->size) || !is_set(l->local_rank) ||
+	    !is_set(l->local_size) || (l->also && !is_set(l->also)))
+		return false;
+	/* A torchrun inside of a job of accel has set its own. */
+	return strcmp(l->name, "accel") != 0 || (run && strcmp(job, run) == 0);
+}
+
+/* Launchers may be nested; one that started a single process says nothing. */
+static const struct launcher *find_launcher(void)
+{
+	const struct launcher *found = NULL;
+
 	for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
 		const struct launcher *l = &launchers[i];
 
-		if (is_set(l->rank) && is_set(l->size) && is_set(l->local_rank) &&
-		    is_set(l->local_size) && (!l->also || is_set(l->also)))
-			return read_launcher(ret, l);
+		if (!is_started_by(l))
+			continue;
+		if (strcmp(getenv(l->size), "1") != 0)
+			return l;
+		found = found ? found : l;
 	}
+	return found;
+}
+
+int identity_read(struct identity *ret)
+{
+	const struct launcher *l = find_launcher();
+
+	*ret = (struct identity){ .size = 1, .local_size = 1 };
+	if (l)
+		return read_launcher(ret, l);
 	if (is_set("RANK") && is_set("WORLD_SIZE"))
 		return read_by_hand(ret);
 	if (is_set("RANK") || is_set("WORLD_SIZE"))

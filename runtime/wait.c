@@ -51,7 +51,7 @@ static void ring_bell(struct cell *cell)
 
 /* Sequentially consistent, like the other side's: either we see the waiter or it
  * sees the new value. */
-void announce(accel_world *w, uint32_t *word, uint32_t value)
+void announce(accel_world *w, uint64_t *word, uint64_t value)
 {
 	struct cell *own = cell_of(w, w->local_rank);
 
@@ -185,37 +185,48 @@ static int lost(accel_world *w, int rank, const char *how)
 	return break_world(w, ACCEL_E_LOST, (int)cell->rank, text);
 }
 
-/* Everybody who has not come, and how they are. */
-static int timed_out(accel_world *w)
+static const char *how_is(const accel_world *w, const struct cell *cell)
+{
+	return life_of(w, cell) == LIFE_STOPPED ? "stopped by a signal"
+						: "busy with something else";
+}
+
+static size_t add_missing(accel_world *w, int rank, char *text, size_t size)
+{
+	const struct cell *cell = cell_of(w, rank);
+	int n;
+
+	if (cell->state == PAGE_UNUSED)
+		n = snprintf(text, size, " local rank %d (not here yet)", rank);
+	else
+		n = snprintf(text, size, " rank %u (process %u, %s)", cell->rank,
+			     cell->owner, how_is(w, cell));
+	return (size_t)n < size ? (size_t)n : size - 1;
+}
+
+/* Everybody who has not come, and how they are; else the one we wait for. */
+static int timed_out(accel_world *w, int rank)
 {
 	char call[256], text[ABORT_TEXT];
-	int len, first = w->rank;
+	size_t len, begin;
 
 	describe(&w->head, call, sizeof(call));
-	len = snprintf(text, sizeof(text), "%s: waited %d s (ACCEL_TIMEOUT) for", call,
-		       w->timeout_s);
-	for (int r = 0; r < w->local_size && len < (int)sizeof(text); r++) {
-		const struct cell *cell = cell_of(w, r);
-		const char *how = "not there yet";
-
-		if (r == w->local_rank ||
-		    reached(&slot_of(w, r, w->next)->seq, w->next + 1))
-			continue;
-		if (cell->state != PAGE_UNUSED)
-			how = life_of(w, cell) == LIFE_STOPPED
-				      ? "stopped by a signal"
-				      : "busy with something else";
-		first = cell->state == PAGE_UNUSED ? r : (int)cell->rank;
-		len += snprintf(text + len, sizeof(text) - (size_t)len,
-				" rank %d (process %u, %s)", first, cell->owner, how);
-	}
-	return break_world(w, ACCEL_E_TIMEOUT, first, text);
+	len = begin = (size_t)snprintf(text, sizeof(text),
+				       "%s: waited %d s (ACCEL_TIMEOUT) for", call,
+				       w->timeout_s);
+	for (int r = 0; r < w->local_size; r++)
+		if (r != w->local_rank &&
+		    !reached(&slot_of(w, r, w->next)->seq, w->next + 1))
+			len += add_missing(w, r, text + len, sizeof(text) - len);
+	if (len == begin)
+		(void)add_missing(w, rank, text + len, sizeof(text) - len);
+	return break_world(w, ACCEL_E_TIMEOUT, rank, text);
 }
 
 /* ---- waiting ---------------------------------------------------------------------- */
 
 /* Has the rank gone without doing what we wait for? */
-static int look_at(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+static int look_at(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
 	struct cell *cell = cell_of(w, rank);
 	uint32_t state = __atomic_load_n(&cell->state, __ATOMIC_SEQ_CST);
@@ -235,6 +246,22 @@ static int look_at(accel_world *w, int rank, const uint32_t *word, uint32_t want
 	return lost(w, rank, how);
 }
 
+static struct {
+	int (*on_wait)(void *data);
+	void *data;
+} hook;
+
+void accel_on_wait(int (*on_wait)(void *data), void *data)
+{
+	hook.on_wait = on_wait;
+	hook.data = data;
+}
+
+bool wants_to_give_up(void)
+{
+	return hook.on_wait && hook.on_wait(hook.data);
+}
+
 static int interrupted(accel_world *w)
 {
 	char call[256];
@@ -246,23 +273,23 @@ static int interrupted(accel_world *w)
 	return world_broken(w);
 }
 
-static int look_around(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+static int look_around(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
 	uint64_t now = now_ms();
 	int r = world_broken(w);
 
 	if (!r)
 		r = look_at(w, rank, word, want);
-	if (!r && w->on_wait && w->on_wait(w->on_wait_data))
+	if (!r && wants_to_give_up())
 		r = interrupted(w);
 	if (!w->deadline_ms)
 		w->deadline_ms = now + (uint64_t)w->timeout_s * 1000;
 	if (!r && now >= w->deadline_ms && !reached(word, want))
-		r = timed_out(w);
+		r = timed_out(w, rank);
 	return r;
 }
 
-static int await_asleep(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+static int await_asleep(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
 	struct cell *cell = cell_of(w, rank);
 	uint64_t looked_ms = now_ms();
@@ -294,7 +321,7 @@ static int await_asleep(accel_world *w, int rank, const uint32_t *word, uint32_t
 	return r;
 }
 
-int await(accel_world *w, int rank, const uint32_t *word, uint32_t want)
+int await(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
 	if (reached(word, want))
 		return 0;

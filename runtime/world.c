@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,6 +65,12 @@ static int claim(const accel_world *w, uint32_t *owner, uint32_t *state)
 		__atomic_store_n(state, PAGE_JOINED, __ATOMIC_SEQ_CST);
 		return 0;
 	}
+	if (kill((pid_t)old, 0) < 0 && errno == ESRCH)
+		return fail(
+			ACCEL_E_LOST,
+			"process %u, which was rank %d, ended in the middle of its work; "
+			"the job has to start again",
+			old, w->rank);
 	return fail(ACCEL_E_OWNED,
 		    "process %u is rank %d of this job already, and process %d has its "
 		    "environment; to run a program by itself in there, start it with\n"
@@ -351,10 +358,4 @@ const char *accel_device(const accel_world *w)
 const char *accel_mixed_precision(const accel_world *w)
 {
 	return w->precision;
-}
-
-void accel_on_wait(accel_world *w, int (*on_wait)(void *data), void *data)
-{
-	w->on_wait = on_wait;
-	w->on_wait_data = data;
 }

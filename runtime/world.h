@@ -51,15 +51,15 @@ struct head {
 };
 
 struct slot {
-	uint32_t seq;  /* number + 1 when valid */
-	uint32_t done; /* number + 1 when this rank's share is reduced */
+	uint64_t seq;  /* number + 1 when valid */
+	uint64_t done; /* number + 1 when this rank's share is reduced */
 	struct head head;
 	_Alignas(CACHE_LINE) uint8_t pad[CACHE_LINE];
 };
 
 struct cell {
 	/* Written by its rank. */
-	uint32_t consumed; /* slots below this number are read */
+	uint64_t consumed; /* slots below this number are read */
 	_Alignas(CACHE_LINE) uint32_t bell;
 	/* Written by the others: how many wait for the bell. */
 	uint32_t waiters;
@@ -90,8 +90,8 @@ struct accel_world {
 	uint32_t *mark; /* 1 in this process, 0 in its forks; NULL: compare pids */
 	int pid;
 
-	uint32_t next;      /* number of the next slot */
-	uint32_t free_till; /* slots below this number are known to be free */
+	uint64_t next;      /* number of the next slot */
+	uint64_t free_till; /* slots below this number are known to be free */
 	uint32_t generation;
 	uint64_t pid_namespace;
 	int spins;
@@ -102,9 +102,6 @@ struct accel_world {
 	struct accel_model *pending_model;
 	int broken; /* the error all collective calls return from now on, or 0 */
 	char broken_text[ABORT_TEXT];
-
-	int (*on_wait)(void *data);
-	void *on_wait_data;
 
 	/* The collective that runs. */
 	int n_active, *active; /* local ranks that take part */
@@ -131,7 +128,7 @@ static inline struct cell *cell_of(const accel_world *w, int rank)
 			       (size_t)rank * CELL_BYTES);
 }
 
-static inline struct slot *slot_of(const accel_world *w, int rank, uint32_t number)
+static inline struct slot *slot_of(const accel_world *w, int rank, uint64_t number)
 {
 	size_t stride = SLOT_HEAD + (size_t)w->ring->slot_bytes;
 
@@ -154,16 +151,16 @@ int fail_in(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3),
 
 /* ---- wait.c: waiting for other ranks --------------------------------------- */
 
-static inline bool reached(const uint32_t *word, uint32_t want)
+static inline bool reached(const uint64_t *word, uint64_t want)
 {
-	return (int32_t)(__atomic_load_n(word, __ATOMIC_SEQ_CST) - want) >= 0;
+	return __atomic_load_n(word, __ATOMIC_SEQ_CST) >= want;
 }
 
 /* Wait until *@word, which @rank counts up, is at least @want. */
-int await(accel_world *w, int rank, const uint32_t *word, uint32_t want);
+int await(accel_world *w, int rank, const uint64_t *word, uint64_t want);
 
 /* Set a word that others wait for, and wake them. */
-void announce(accel_world *w, uint32_t *word, uint32_t value);
+void announce(accel_world *w, uint64_t *word, uint64_t value);
 
 /* Wake whoever waits for any rank of the ring. */
 void wake_all(accel_world *w);
@@ -182,6 +179,9 @@ enum life life_of(const accel_world *w, const struct cell *cell);
 uint64_t start_time_of(int pid);
 uint64_t own_pid_namespace(void);
 
+/* Has the callback of accel_on_wait() had enough? */
+bool wants_to_give_up(void);
+
 /* ---- call.c: the beginning and the end of every collective ------------------ */
 
 /* Checks a call of any kind begins with: right process, one thread, whole. */
@@ -197,14 +197,14 @@ int call_meet(accel_world *w);
 /* The call used @n_slots numbers; all data of others is read. */
 void call_end(accel_world *w, uint32_t n_slots);
 /* All slots below @number are read. */
-void call_consumed(accel_world *w, uint32_t number);
+void call_consumed(accel_world *w, uint64_t number);
 /* Wait until this rank's slot @number may be written. */
-int call_await_free(accel_world *w, uint32_t number);
+int call_await_free(accel_world *w, uint64_t number);
 /* Wait for the slot @number of @rank, which has a head or not. */
-int call_await_slot(accel_world *w, int rank, uint32_t number);
+int call_await_slot(accel_world *w, int rank, uint64_t number);
 
 /* How many slots the call that meets in slot @number takes: the same on all. */
-uint32_t slots_of_call(const accel_world *w, const struct head *head, uint32_t number);
+uint32_t slots_of_call(const accel_world *w, const struct head *head, uint64_t number);
 
 /* "gather of float32 (2, 3)" */
 void describe(const struct head *head, char *text, size_t size);
