@@ -106,3 +106,11 @@ int ring_new(int *ret_fd, uint64_t *ret_inode, const uint8_t *nonce, uint32_t n_
 	return shared_file(ret_fd, ret_inode, "accel-ring", page.size, &page,
 			   sizeof(page), err);
 }
+
+int ring_note_ended(int fd, uint32_t local_rank)
+{
+	const uint32_t on = 1;
+	off_t at = RING_PAGE + (off_t)local_rank * CELL_BYTES + CELL_ENDED;
+
+	return pwrite(fd, &on, sizeof(on), at) == sizeof(on) ? 0 : -errno;
+}

@@ -59,7 +59,8 @@ enum page_state { PAGE_UNUSED, PAGE_JOINED, PAGE_FAILED, PAGE_FINISHED };
 enum {
 	RING_SLOTS = 4,
 	SLOT_HEAD = 256,   /* bytes before a slot's data */
-	CELL_BYTES = 1024, /* runtime/ring.h says what is in a cell */
+	CELL_BYTES = 1024, /* runtime/world.h says what is in a cell */
+	CELL_ENDED = 1016, /* but this uint32: the supervisor has seen its rank end */
 	MAX_LOCAL_RANKS = 1024,
 	ABORT_TEXT = 1024,
 };
@@ -117,3 +118,7 @@ int page_new(int *ret_fd, uint64_t *ret_inode, const struct page_spec *spec,
 /* Make the ring of @n_ranks processes. -EINVAL outside 1..MAX_LOCAL_RANKS. */
 int ring_new(int *ret_fd, uint64_t *ret_inode, const uint8_t *nonce, uint32_t n_ranks,
 	     struct err *err);
+
+/* Note in the ring that a rank's process has ended, so that others do not wait for it
+ * to join. 0 or -errno. */
+int ring_note_ended(int fd, uint32_t local_rank);

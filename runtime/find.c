@@ -137,7 +137,7 @@ static socklen_t address_of(struct sockaddr_un *a, const char *name, bool is_abs
 	size_t len = strlen(name);
 
 	*a = (struct sockaddr_un){ .sun_family = AF_UNIX };
-	if (!len || len + 1 >= sizeof(a->sun_path))
+	if (!len || len + 1 > sizeof(a->sun_path))
 		return 0;
 	memcpy(a->sun_path + is_abstract, name, len);
 	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + is_abstract + len +
@@ -278,6 +278,10 @@ static int find_under_accel(accel_world *w)
 		r = ask_supervisor(w, path, true);
 	if (r || w->size == 1)
 		return r < 0 ? r : 0;
+	if (w->page && w->page->ring_fd < 0)
+		return fail(ACCEL_E_UNREACHABLE,
+			    "acceld has no shared memory for the ranks of this machine; "
+			    "why, it said when the job started");
 	return fail(
 		ACCEL_E_UNREACHABLE,
 		"the memory that acceld shares with its workers cannot be reached from "

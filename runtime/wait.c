@@ -175,14 +175,15 @@ int world_broken(accel_world *w)
 static int lost(accel_world *w, int rank, const char *how)
 {
 	const struct cell *cell = cell_of(w, rank);
-	char call[256], text[ABORT_TEXT];
+	int whose = w->rank - w->local_rank + rank;
+	char call[256], process[32] = "", text[ABORT_TEXT];
 
 	describe(&w->head, call, sizeof(call));
-	(void)snprintf(text, sizeof(text),
-		       "rank %u %s (process %u), while others wait "
-		       "for it in %s",
-		       cell->rank, how, cell->owner, call);
-	return break_world(w, ACCEL_E_LOST, (int)cell->rank, text);
+	if (cell->owner)
+		(void)snprintf(process, sizeof(process), " (process %u)", cell->owner);
+	(void)snprintf(text, sizeof(text), "rank %d %s%s, while others wait for it in %s",
+		       whose, how, process, call);
+	return break_world(w, ACCEL_E_LOST, whose, text);
 }
 
 static const char *how_is(const accel_world *w, const struct cell *cell)
@@ -233,9 +234,12 @@ static int look_at(accel_world *w, int rank, const uint64_t *word, uint64_t want
 	uint32_t generation = __atomic_load_n(&cell->generation, __ATOMIC_SEQ_CST);
 	const char *how = NULL;
 
-	if (state == PAGE_UNUSED || (int32_t)(generation - w->generation) < 0)
-		return 0; /* the program that follows an earlier one is not here yet */
-	if (generation != w->generation || state == PAGE_FINISHED)
+	if (state == PAGE_UNUSED || (int32_t)(generation - w->generation) < 0) {
+		/* Its program, or the one that follows an earlier one, may yet come. */
+		if (!has_ended(cell))
+			return 0;
+		how = "has ended without joining";
+	} else if (generation != w->generation || state == PAGE_FINISHED)
 		how = "has finished";
 	else if (state == PAGE_FAILED)
 		how = "has failed";

@@ -73,7 +73,7 @@ struct cell {
 };
 
 _Static_assert(sizeof(struct slot) <= SLOT_HEAD, "a slot's head has its room");
-_Static_assert(sizeof(struct cell) <= CELL_BYTES, "a cell has its room");
+_Static_assert(sizeof(struct cell) <= CELL_ENDED, "a cell has its room");
 _Static_assert(sizeof(struct ring_page) <= 4096, "the ring's head has its room");
 
 enum pending { NOTHING_PENDING, GATHER_PENDING, BACKWARD_PENDING };
@@ -126,6 +126,14 @@ static inline struct cell *cell_of(const accel_world *w, int rank)
 {
 	return (struct cell *)((uint8_t *)w->ring + w->ring->cells +
 			       (size_t)rank * CELL_BYTES);
+}
+
+/* Is this rank's place empty for good? The supervisor says so, where there is one. */
+static inline bool has_ended(const struct cell *cell)
+{
+	const uint32_t *ended = (const uint32_t *)((const uint8_t *)cell + CELL_ENDED);
+
+	return __atomic_load_n(ended, __ATOMIC_SEQ_CST);
 }
 
 static inline struct slot *slot_of(const accel_world *w, int rank, uint64_t number)

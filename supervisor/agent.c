@@ -116,7 +116,10 @@ static void on_plan(struct agent *a, const struct msg_plan *msg)
 	for (size_t i = 0; i < a->plan.env.n; i++)
 		if (!contract_has(a->plan.env.v[i]))
 			(void)strv_add(&a->base_env, a->plan.env.v[i]);
-	a->n_cores = detect_cores("");
+	/* It takes a tenth of a millisecond. Where the user chose the number of
+	 * threads, nothing waits for it. */
+	if (!strv_env_get(&a->base_env, "OMP_NUM_THREADS"))
+		a->n_cores = detect_cores("");
 	a->devices = (struct devices){ .kind = "cpu" };
 	if (!(a->plan.flags & PLAN_CPU))
 		a->devices = detect_devices("", a->base_env.v);

@@ -102,6 +102,8 @@ static inline bool is_alive(const struct worker *w)
 }
 
 /* agent_start.c */
+/* Set a word of its control page. */
+void worker_write(struct worker *w, size_t offset, uint32_t value);
 int agent_prepare(struct agent *a, struct err *err);
 void agent_spawn_some(struct agent *a);
 

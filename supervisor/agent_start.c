@@ -208,14 +208,35 @@ static void start_worker(struct worker *w)
 	(void)link_send(a->coordinator, MSG_STARTED, &msg);
 }
 
+void worker_write(struct worker *w, size_t offset, uint32_t value)
+{
+	if (w->page_fd >= 0 &&
+	    pwrite(w->page_fd, &value, sizeof(value), (off_t)offset) < 0)
+		agent_tell(w->agent, NOTE_WARNING, "rank %u: write to its page: %s",
+			   w->rank, strerror(errno));
+}
+
+/* What on_plan() had no time for. */
+static void write_cores(struct agent *a)
+{
+	if (a->n_cores)
+		return;
+	a->n_cores = detect_cores("");
+	for (uint32_t i = 0; i < a->n_workers; i++)
+		worker_write(&a->workers[i], offsetof(struct control_page, n_cores),
+			     (uint32_t)a->n_cores);
+}
+
 void agent_spawn_some(struct agent *a)
 {
 	for (int i = 0; i < SPAWN_BATCH && a->n_spawned < a->n_workers; i++)
 		start_worker(&a->workers[a->n_spawned++]);
-	if (a->n_spawned < a->n_workers)
+	if (a->n_spawned < a->n_workers) {
 		timer_start(a->spawn_timer, 0);
-	else
-		agent_look_after(a);
+		return;
+	}
+	write_cores(a);
+	agent_look_after(a);
 }
 
 /* An empty root has no /dev/null; a pipe whose writer is gone reads the same. */

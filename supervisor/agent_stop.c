@@ -106,6 +106,18 @@ static void report_exit(struct worker *w)
 	buf_fini(&message);
 }
 
+static void note_ended(const struct worker *w)
+{
+	struct agent *a = w->agent;
+	int r = a->ring_fd < 0
+			? 0
+			: ring_note_ended(a->ring_fd, w->rank - a->start.first_rank);
+
+	if (r < 0)
+		agent_tell(a, NOTE_WARNING, "rank %u: write to the ring: %s", w->rank,
+			   strerror(-r));
+}
+
 void worker_report_unborn(struct worker *w, int error)
 {
 	struct msg_exited msg = {
@@ -115,6 +127,7 @@ void worker_report_unborn(struct worker *w, int error)
 	};
 
 	own_close(&w->page_fd);
+	note_ended(w);
 	w->agent->failed = true;
 	(void)link_send(w->agent->coordinator, MSG_EXITED, &msg);
 }
@@ -361,16 +374,8 @@ void agent_on_patience(struct agent *a)
 /* What accel_should_stop() reads. */
 static void write_stop(struct agent *a)
 {
-	const uint32_t on = 1;
-
-	for (uint32_t i = 0; i < a->n_workers; i++) {
-		const struct worker *w = &a->workers[i];
-
-		if (w->page_fd >= 0 && pwrite(w->page_fd, &on, sizeof(on),
-					      offsetof(struct control_page, stop)) < 0)
-			agent_tell(a, NOTE_WARNING, "rank %u: write to its page: %s",
-				   w->rank, strerror(errno));
-	}
+	for (uint32_t i = 0; i < a->n_workers; i++)
+		worker_write(&a->workers[i], offsetof(struct control_page, stop), 1);
 }
 
 /* After a failure there is no order, and the others are to hear of it at once. */
@@ -433,6 +438,7 @@ static void bury(struct worker *w)
 	w->exit_watch = watch_free(w->exit_watch);
 	own_close(&w->pidfd);
 	own_close(&w->page_fd);
+	note_ended(w);
 	for (int s = 0; s < N_STREAMS; s++)
 		(void)output_drain(&w->outputs[s]);
 	report_exit(w);

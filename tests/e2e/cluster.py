@@ -559,6 +559,12 @@ class Cluster:
         own = [p for p in descendants(os.getpid()) if p.pid not in known and p.state not in "ZX"]
         return sorted({p.pid for p in own} | (set(marked(self.mark)) - {os.getpid()}))
 
+    def left_sockets(self) -> list[str]:
+        """Abstract ones. A supervisor's is named by a path: not those of jobs that others
+        run on this machine."""
+        new = abstract_sockets() - self._abstract
+        return sorted(n for n in new if not n.startswith("@/") or str(self.root) in n)
+
     def left_cgroups(self) -> list[str]:
         jobs = {f"accel-{folder.name}" for folder in self.job_folders()}
         return [p.name for p in Path("/sys/fs/cgroup").rglob("accel-*") if p.name in jobs]
@@ -595,7 +601,7 @@ class Cluster:
                 {
                     "processes": [(pid, table[pid].name) for pid in left if pid in table],
                     "files in the runtime folder": files,
-                    "abstract sockets": sorted(abstract_sockets() - self._abstract),
+                    "abstract sockets": self.left_sockets(),
                     "shared memory": sorted(shared_memory() - self._shm),
                     "cgroups": self.left_cgroups(),
                     "memfds": sorted(memfds([*left, os.getpid()])),
