@@ -165,6 +165,7 @@ int call_begin(accel_world *w, struct slot **ret)
 	struct slot *slot = slot_of(w, w->local_rank, w->next);
 	int r = call_await_free(w, w->next);
 
+	(void)note_cpu(w);
 	if (r < 0)
 		return r;
 	slot->head = w->head;

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,7 @@
 #include "base/own.h"
 #include "runtime/world.h"
 
-enum { LOOK_MS = 100 };
+enum { LOOK_MS = 100, MOVE_MS = 50 };
 
 static inline void pause_cpu(void)
 {
@@ -64,6 +65,14 @@ void wake_all(accel_world *w)
 {
 	for (int r = 0; r < w->local_size; r++)
 		ring_bell(cell_of(w, r));
+}
+
+uint32_t note_cpu(accel_world *w)
+{
+	uint32_t cpu = (uint32_t)sched_getcpu() + 1;
+
+	__atomic_store_n(&cell_of(w, w->local_rank)->cpu, cpu, __ATOMIC_RELAXED);
+	return cpu;
 }
 
 /* ---- who still lives ---------------------------------------------------------- */
@@ -325,11 +334,45 @@ static int await_asleep(accel_world *w, int rank, const uint64_t *word, uint64_t
 	return r;
 }
 
+/*
+ * Two ranks that wake each other up stay on one core, since the kernel takes the
+ * waker's for the best, while there is one for each. Where we may run is the same
+ * afterwards.
+ */
+static void leave_core(accel_world *w, int core)
+{
+	uint64_t now = now_ms();
+	cpu_set_t all, others;
+
+	if (now - w->moved_ms < MOVE_MS || sched_getaffinity(0, sizeof(all), &all) < 0)
+		return;
+	w->moved_ms = now;
+	others = all;
+	CPU_CLR((size_t)core, &others);
+	if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof(others), &others) == 0)
+		(void)sched_setaffinity(0, sizeof(all), &all);
+}
+
+/* A rank on our own core cannot answer while we spin there. */
+static int spins_for(accel_world *w, int rank)
+{
+	uint32_t cpu = note_cpu(w);
+
+	if (__atomic_load_n(&cell_of(w, rank)->cpu, __ATOMIC_RELAXED) != cpu)
+		return w->spins;
+	if (rank < w->local_rank)
+		leave_core(w, (int)cpu - 1);
+	return 0;
+}
+
 int await(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
+	int spins;
+
 	if (reached(word, want))
 		return 0;
-	for (int i = 0; i < w->spins; i++) {
+	spins = w->spins ? spins_for(w, rank) : 0;
+	for (int i = 0; i < spins; i++) {
 		pause_cpu();
 		if (reached(word, want))
 			return 0;

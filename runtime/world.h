@@ -60,6 +60,7 @@ struct slot {
 struct cell {
 	/* Written by its rank. */
 	uint64_t consumed; /* slots below this number are read */
+	uint32_t cpu;      /* where it was last seen, plus 1 */
 	_Alignas(CACHE_LINE) uint32_t bell;
 	/* Written by the others: how many wait for the bell. */
 	uint32_t waiters;
@@ -95,6 +96,7 @@ struct accel_world {
 	uint32_t generation;
 	uint64_t pid_namespace;
 	int spins;
+	uint64_t moved_ms; /* when this rank last left another one's core */
 	int timeout_s;
 	uint64_t deadline_ms; /* of the call that runs; 0: not set yet */
 	bool busy;
@@ -166,6 +168,9 @@ static inline bool reached(const uint64_t *word, uint64_t want)
 
 /* Wait until *@word, which @rank counts up, is at least @want. */
 int await(accel_world *w, int rank, const uint64_t *word, uint64_t want);
+
+/* Tell the others which core this rank is on. Returns it, plus 1. */
+uint32_t note_cpu(accel_world *w);
 
 /* Set a word that others wait for, and wake them. */
 void announce(accel_world *w, uint64_t *word, uint64_t value);
