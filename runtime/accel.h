@@ -241,7 +241,7 @@ int accel_should_stop(accel_world *world);
  * Report that this rank failed, and why, before anything else can hide it: the
  * supervisor shows @text as the first failure, and ranks that wait for this one
  * get it as their error. @text is UTF-8; what exceeds 64 KiB is cut. Does not
- * block; the program still has to end.
+ * block; the program still has to end. @world may be NULL, where joining failed.
  */
 void accel_fail(accel_world *world, const char *text);
 

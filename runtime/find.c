@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -441,6 +442,61 @@ static int bind_when_free(const accel_world *w, const char *name)
 	return fd;
 }
 
+/* ---- one process for each rank -------------------------------------------------------
+ */
+
+/* The process that listens on a name, or 0. */
+static int holder_of(const char *name)
+{
+	struct ucred peer;
+	socklen_t len = sizeof(peer);
+	OWN_FD int fd = connect_to(name, true);
+
+	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
+		return 0;
+	return peer.pid;
+}
+
+static bool is_alive(int pid)
+{
+	return pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
+}
+
+/*
+ * Under accel the control page says who a rank is; elsewhere the process that holds
+ * the rank's abstract name. A child that inherited the environment finds it taken.
+ * A fork may keep the name for a while after its parent, hence the waiting.
+ */
+static int claim_name(accel_world *w, const char *ring_name)
+{
+	uint64_t deadline = now_ms() + (uint64_t)w->timeout_s * 1000;
+	char name[96];
+
+	(void)snprintf(name, sizeof(name), "%s-%d", ring_name, w->local_rank);
+	for (;;) {
+		int fd = bind_to(name), holder;
+
+		if (fd >= 0) {
+			w->name_fd = fd;
+			return 0;
+		}
+		if (fd != -EADDRINUSE)
+			return fail(ACCEL_E_UNREACHABLE,
+				    "joining: bind the abstract socket %s: %s", name,
+				    strerror(-fd));
+		holder = holder_of(name);
+		if (is_alive(holder))
+			return fail_owned(w, (uint32_t)holder);
+		if (wants_to_give_up())
+			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
+		if (now_ms() >= deadline)
+			return fail(ACCEL_E_TIMEOUT,
+				    "joining: a fork of an earlier rank %d still runs",
+				    w->rank);
+		sleep_ms(RETRY_MS);
+	}
+}
+
 static int make_ring(accel_world *w, const char *name)
 {
 	OWN_FD int listener = bind_when_free(w, name), ring = -1;
@@ -510,10 +566,10 @@ static int wait_for_ring(accel_world *w, const char *name)
 int find_pages(accel_world *w, const struct identity *id)
 {
 	char name[64];
+	int r;
 
 	if (id->launcher && strcmp(id->launcher, "accel") == 0) {
-		int r = find_under_accel(w);
-
+		r = find_under_accel(w);
 		if (r < 0)
 			return r;
 	}
@@ -526,5 +582,8 @@ int find_pages(accel_world *w, const struct identity *id)
 	if (w->size == 1 || w->ring)
 		return 0;
 	socket_name(id, name, sizeof(name));
+	r = claim_name(w, name);
+	if (r < 0)
+		return r;
 	return w->local_rank ? wait_for_ring(w, name) : make_ring(w, name);
 }

@@ -127,9 +127,11 @@ void accel_fail(accel_world *w, const char *text)
 {
 	char line[FIRST_LINE], sentence[ABORT_TEXT];
 
-	if (!w || !text || is_forked(w))
+	if (!text || (w && is_forked(w)))
 		return;
 	write_error_file(text);
+	if (!w)
+		return;
 	if (w->page)
 		__atomic_store_n(&w->page->state, PAGE_FAILED, __ATOMIC_SEQ_CST);
 	if (!w->ring)

@@ -51,6 +51,16 @@ static void copy_text(char *to, size_t size, const char *text, const char *other
 
 /* ---- being a rank ----------------------------------------------------------------- */
 
+int fail_owned(const accel_world *w, uint32_t pid)
+{
+	return fail(ACCEL_E_OWNED,
+		    "process %u is rank %d of this job already, and process %d has its "
+		    "environment; to run a program by itself in there, start it with\n"
+		    "    env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u "
+		    "ACCEL_JOB -u ACCEL_SOCKET -u ACCEL_CONTROL_FD ...",
+		    pid, w->rank, w->pid);
+}
+
 /*
  * Take the place of a rank: it is free, or its last holder has left it in order (a
  * wrapper may run one program after another). The pid says who holds it.
@@ -71,12 +81,7 @@ static int claim(const accel_world *w, uint32_t *owner, uint32_t *state)
 			"process %u, which was rank %d, ended in the middle of its work; "
 			"the job has to start again",
 			old, w->rank);
-	return fail(ACCEL_E_OWNED,
-		    "process %u is rank %d of this job already, and process %d has its "
-		    "environment; to run a program by itself in there, start it with\n"
-		    "    env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u "
-		    "ACCEL_JOB -u ACCEL_SOCKET -u ACCEL_CONTROL_FD ...",
-		    old, w->rank, w->pid);
+	return fail_owned(w, old);
 }
 
 static void note_cpus(struct cell *cell)
@@ -163,7 +168,7 @@ static accel_world *world_new(const struct identity *id)
 	w->size = id->size;
 	w->local_rank = id->local_rank;
 	w->local_size = id->local_size;
-	w->ring_fd = -1;
+	w->ring_fd = w->name_fd = -1;
 	w->pid = getpid();
 	w->pid_namespace = own_pid_namespace();
 	make_mark(w);
@@ -187,6 +192,7 @@ static accel_world *world_free(accel_world *w)
 	if (is_shared && w->page)
 		(void)munmap(w->page, PAGE_SIZE);
 	own_close(&w->ring_fd);
+	own_close(&w->name_fd);
 	if (w->mark)
 		(void)munmap(w->mark, 4096);
 	free(w->active);

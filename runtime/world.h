@@ -87,6 +87,7 @@ struct accel_world {
 	struct ring_page *ring;    /* NULL in a world of one */
 	size_t ring_mapped;
 	int ring_fd;
+	int name_fd;    /* holds this rank's name under other launchers, or -1 */
 	bool borrowed;  /* the ring's mapping is the caller's */
 	uint32_t *mark; /* 1 in this process, 0 in its forks; NULL: compare pids */
 	int pid;
@@ -123,6 +124,9 @@ struct accel_world {
 /* The ranks of one machine over a ring that is mapped already, one world for
  * each; for tests, where ranks are threads. Free it with accel_finish(). */
 int world_over_ring(accel_world **ret, struct ring_page *ring, int fd, int local_rank);
+
+/* ACCEL_E_OWNED: process @pid is this rank. */
+int fail_owned(const accel_world *w, uint32_t pid);
 
 static inline struct cell *cell_of(const accel_world *w, int rank)
 {

@@ -42,6 +42,7 @@ _HOMES = {
     ),
     "handlers": (
         "AutocastKwargs",
+        "DDPCommunicationHookType",
         "DataLoaderConfiguration",
         "DistributedDataParallelKwargs",
         "GradScalerKwargs",
@@ -49,6 +50,7 @@ _HOMES = {
         "InitProcessGroupKwargs",
     ),
     "operations": (),
+    "passes": ("current_batch",),
     "rng": ("set_seed", "synchronize_rng_states"),
     "state": ("AcceleratorState", "DistributedType", "PartialState"),
     "utils": (),

@@ -29,7 +29,7 @@ from .handlers import (
 )
 from .optimizer import PreparedOptimizer
 from .precision import LossScaler, Precision, loss_scaler
-from .reducer import Reducer, runs
+from .reducer import Reducer
 from .scheduler import PreparedScheduler
 from .state import AcceleratorState, DistributedType, Flag
 from .world import World
@@ -122,8 +122,6 @@ class Accelerator:
             scaler=loss_scaler(self._precision, self.device, self._handlers.get(GradScalerKwargs)),
             plugin=_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps),
         )
-        if self._gradients.scaler is not None:
-            runs.watch()
         self._models: list[nn.Module] = []
         self._optimizers: list[PreparedOptimizer] = []
         self._schedulers: list[PreparedScheduler] = []

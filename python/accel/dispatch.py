@@ -35,7 +35,7 @@ _ALIGNED = 64
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
 
 
-# ---- sending ----------------------------------------------------------------------
+# ---- sending -----------------------------------------------------------------
 
 
 class _Spec(NamedTuple):
@@ -224,7 +224,7 @@ def _unpickled(entry: _Entry, memory: Tensor) -> Any:
     return _Unpickler(io.BytesIO(entry.pickled), tensors.__getitem__).load()
 
 
-# ---- cutting and joining -------------------------------------------------------------
+# ---- cutting and joining -----------------------------------------------------
 
 
 class _Unlike(Exception):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from .handlers import GradientAccumulationPlugin
-from .reducer import Reducer, runs
+from .reducer import Reducer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -84,7 +84,3 @@ class Gradients:
         """The id() of all parameters that prepared models have."""
         ids = self.reducer.parameter_ids() if self.reducer is not None else set()
         return ids | {id(p) for model in self.wrapped for p in model.parameters()}
-
-    @property
-    def n_backward(self) -> int:
-        return runs.count

@@ -60,7 +60,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
                 result = self.optimizer.step()
             else:
                 self._was_skipped = not gradients.scaler.step_agreed(
-                    self.optimizer, gradients.world, gradients.n_backward
+                    self.optimizer, gradients.world
                 )
         gradients.world.step()
         return result

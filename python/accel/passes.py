@@ -10,7 +10,7 @@ from typing import Any
 from .operations import ignorant_find_batch_size
 from .sampling import Piece
 
-# ---- the batch a program holds ----------------------------------------------------
+# ---- the batch a program holds -----------------------------------------------
 
 
 class Batch:
@@ -57,7 +57,7 @@ def current_batch() -> Batch | None:
     return passes[-1].batch if passes else None
 
 
-# ---- passes: where batches come from ------------------------------------------------
+# ---- passes: where batches come from -----------------------------------------
 
 NOTHING: Any = object()
 

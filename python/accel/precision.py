@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .handlers import AutocastKwargs, GradScalerKwargs
 from .operations import convert_to_fp32
+from .reducer import runs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -140,9 +141,12 @@ class LossScaler(torch.amp.GradScaler):
 
     def __init__(self, device: str, **options: Any) -> None:
         super().__init__(device, **options)
+        runs.watch()
         self._unscaled: dict[int, Optimizer] = {}
         self._done: set[int] = set()  # of those, whose gradients were used or dropped
+        # How often scale() was called and backward has run, at the last step of each.
         self._n_scaled = 0
+        self._first_step = (0, runs.count)
         self._last_step: dict[int, tuple[int, int]] = {}
 
     # ---- the scale ---------------------------------------------------------
@@ -203,15 +207,14 @@ class LossScaler(torch.amp.GradScaler):
         if id(optimizer) in self._unscaled:
             self._done.add(id(optimizer))
 
-    def step_agreed(self, optimizer: Optimizer, world: World, n_backward: int) -> bool:
+    def step_agreed(self, optimizer: Optimizer, world: World) -> bool:
         """Step, unless a gradient of any rank is infinite or NaN. Returns whether the
         step was made. Collective in a world of more than one.
 
-        `n_backward` is how often backward has run so far. Raises RuntimeError when it ran
-        since the last step without a scaled loss.
+        Raises RuntimeError when backward ran since the last step without a scaled loss.
         """
         key = id(optimizer)
-        self._check_scaled(optimizer, n_backward)
+        self._check_scaled(optimizer)
         if key in self._done:
             self._settle()
         self.unscale_(optimizer)
@@ -231,10 +234,10 @@ class LossScaler(torch.amp.GradScaler):
         self._done.add(key)
         return not overflow
 
-    def _check_scaled(self, optimizer: Optimizer, n_backward: int) -> None:
-        scaled, ran = self._last_step.get(id(optimizer), (0, 0))
-        self._last_step[id(optimizer)] = (self._n_scaled, n_backward)
-        if n_backward > ran and self._n_scaled == scaled and not _has_no_gradient(optimizer):
+    def _check_scaled(self, optimizer: Optimizer) -> None:
+        scaled, ran = self._last_step.get(id(optimizer), self._first_step)
+        self._last_step[id(optimizer)] = (self._n_scaled, runs.count)
+        if runs.count > ran and self._n_scaled == scaled and not _has_no_gradient(optimizer):
             raise RuntimeError(
                 "these gradients come from loss.backward(), and with mixed_precision="
                 '"fp16" the loss has to be scaled first: call accelerator.backward(loss)'

@@ -233,6 +233,20 @@ class Reducer:
         """
         if all(e.held for e in self._entries):
             return
+        try:
+            self._average_as_planned()
+        except MismatchError:
+            self._is_planned = False  # all ranks have this error, and plan anew
+            raise
+        for entry in self._entries:
+            if not entry.held:
+                entry.averaged_at = runs.count
+                buffers = entry.buffers()
+                if buffers:
+                    entry.share_buffers(buffers)
+        self.n_averaged += 1
+
+    def _average_as_planned(self) -> None:
         if not self._is_planned or any(e.changed() for e in self._entries):
             self._plan()
         try:
@@ -243,13 +257,6 @@ class Reducer:
                 self._average()
             except _StaleError as error:
                 raise ValueError(str(error)) from None
-        for entry in self._entries:
-            if not entry.held:
-                entry.averaged_at = runs.count
-                buffers = entry.buffers()
-                if buffers:
-                    entry.share_buffers(buffers)
-        self.n_averaged += 1
 
     def _average(self) -> None:
         native = self._native

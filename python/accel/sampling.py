@@ -76,7 +76,7 @@ class Share(NamedTuple):
     last: bool
 
 
-# ---- batches of indices -----------------------------------------------------
+# ---- batches of indices ------------------------------------------------------
 
 
 def share_batches(batches: Iterable[Any], plan: Plan) -> Iterator[Share]:
@@ -174,7 +174,7 @@ def share_elements(elements: Iterable[T], plan: Plan) -> Iterator[tuple[T, bool]
             yield element, i < n
 
 
-# ---- batches of data that rank 0 gives out ------------------------------------
+# ---- batches of data that rank 0 gives out -----------------------------------
 
 
 class Kind(Protocol):
@@ -302,7 +302,7 @@ def _pieces(batch: Any, n: int, width: int, plan: Plan, kind: Kind) -> list[Piec
     return pieces + [None] * (plan.size - len(pieces))
 
 
-# ---- how many steps ------------------------------------------------------------
+# ---- how many steps ----------------------------------------------------------
 
 
 def steps_of_batches(plan: Plan, batches: int, samples: int | None = None) -> int:
@@ -350,7 +350,7 @@ def _absent_at_the_end(plan: Plan, samples: int | None, width: int | None) -> in
     return int(0 < end <= plan.rank * width)
 
 
-# ---- helpers -------------------------------------------------------------------
+# ---- helpers -----------------------------------------------------------------
 
 
 def _with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:

@@ -168,7 +168,7 @@ def _memory(tensor: Tensor) -> bytes:
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
-# ---- a random state of its own ------------------------------------------------
+# ---- a random state of its own -----------------------------------------------
 
 
 class Apart(Iterator[Any]):
@@ -225,7 +225,7 @@ def _states_of_seed(seed: int) -> list[Any]:
     return [torch_state, random.Random(seed).getstate(), numpy_state]
 
 
-# ---- comparing ------------------------------------------------------------------
+# ---- comparing ---------------------------------------------------------------
 
 _ORDER = "the order of the samples"
 

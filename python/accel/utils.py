@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from .handlers import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+)
 from .operations import (
     ConvertOutputsToFp32,
     TensorInformation,
@@ -31,8 +40,15 @@ from .rng import RNGType, set_seed, synchronize_rng_state, synchronize_rng_state
 from .state import DistributedType
 
 __all__ = [
+    "AutocastKwargs",
     "ConvertOutputsToFp32",
+    "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
     "DistributedType",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "InitProcessGroupKwargs",
     "RNGType",
     "TensorInformation",
     "broadcast",

@@ -31,7 +31,7 @@ from .sampling import Plan
 from .shuffling import Apart, Compared, Shuffle, WorkerSeeds, mixed
 from .world import World
 
-# ---- the user's loader, reading other things -----------------------------------------
+# ---- the user's loader, reading other things ---------------------------------
 
 # What a twin may have another value of than the user's loader.
 _OWN = (
@@ -89,8 +89,8 @@ class _Shares:
         self.whole, self.plan, self.single = sampler, plan, single
         self.notes: deque[Note] = deque()
         self.consulted = False
-        # Has a say before the batches are shared: how to begin reading them, their iterator.
-        self.steer: Callable[[Callable[[], Iterator[Any]]], Iterator[Any]] | None = None
+        # Where ranks share: begins to read the batches so that all read the same ones.
+        self.steering: _Steering | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self.notes = deque()
@@ -98,7 +98,7 @@ class _Shares:
 
     def _share(self, notes: deque[Note]) -> Iterator[Any]:
         self.consulted = True
-        batches = self._begin() if self.steer is None else self.steer(self._begin)
+        batches = self._begin() if self.steering is None else self.steering.begin(self._begin)
         for share in sampling.share_batches(batches, self.plan):
             notes.append((share.size, share.real, share.last))
             yield share.batch[0] if self.single else share.batch
@@ -117,7 +117,7 @@ class _Shares:
         return getattr(self.whole, name)
 
 
-# ---- iterable data sets ----------------------------------------------------------------
+# ---- iterable data sets ------------------------------------------------------
 
 
 _NOTHING = object()
@@ -190,7 +190,7 @@ class _WorkerStart:
             self.user(worker_id)
 
 
-# ---- ways to read a loader -----------------------------------------------------------------
+# ---- ways to read a loader ---------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -260,29 +260,49 @@ class _Whole:
         return len(self._loader)
 
 
+class _Steering:
+    """What makes all ranks read the same batches, or tells them that they would not."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._shuffle = Shuffle(job.loader, job.world, job.number)
+        self._seed, self._first = 0, False
+
+    def begin_pass(self, passes: int) -> None:
+        """Collective, where the loader is shuffled."""
+        self._seed = self._shuffle.begin(seed_needed=not self._shuffle.settled)
+        self._first = passes == 1
+
+    def begin(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        job, shuffle = self._job, self._shuffle
+        size = job.plan.size
+        batches = begin() if shuffle.settled else Apart(begin, self._seed, size)
+        if shuffle.settled and not self._first:
+            return batches
+        facts = job.facts(shuffle.generators) if self._first else {}
+        return Compared(batches, size, job.world, shuffle.samplers[-1], facts)
+
+
 class _Indexed:
     """A map-style data set: each rank reads its share of the batch sampler's batches."""
 
     def __init__(self, job: _Job) -> None:
-        self._job, loader, world = job, job.loader, job.world
+        self._job = job
         self._shares = _Shares(job.source, job.plan, job.single)
-        self._shuffle: Shuffle | None = None
         if job.plan.size > 1:
-            self._shuffle = Shuffle(loader, world, job.number)
-            self._shares.steer = self._steer
-        self._worker_seeds = WorkerSeeds(world.rank, job.number)
-        self._passes, self._seed = 0, 0
-        self._twin = _twin(loader)
+            self._shares.steering = _Steering(job)
+        self._worker_seeds = WorkerSeeds(job.world.rank, job.number)
+        self._twin = _twin(job.loader)
         self._refresh()
 
     def begin(self, passes: int) -> Pass:
-        self._passes = passes
-        if self._shuffle is not None:
-            self._seed = self._shuffle.begin(not self._shuffle.settled)
+        if self._shares.steering is not None:
+            self._shares.steering.begin_pass(passes)
         self._refresh()
         if _iterates_itself(self._job.loader):
             return ReadingPass(iter(self._twin), self._describe)
-        return IndexedPass(iter(self._twin), lambda: self._shares.notes, self._job.single)
+        shares = self._shares
+        return IndexedPass(iter(self._twin), lambda: shares.notes, self._job.single)
 
     def _refresh(self) -> None:
         job = self._job
@@ -294,16 +314,6 @@ class _Indexed:
         if job.plan.size > 1:
             own["in_order"] = True
         _refresh(self._twin, job.loader, own)
-
-    def _steer(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        assert self._shuffle is not None
-        job, shuffle, first = self._job, self._shuffle, self._passes == 1
-        size = job.plan.size
-        batches = begin() if shuffle.settled else Apart(begin, self._seed, size)
-        if shuffle.settled and not first:
-            return batches
-        facts = job.facts(shuffle.generators) if first else {}
-        return Compared(batches, size, job.world, shuffle.samplers[-1], facts)
 
     def _describe(self, batch: Any) -> Described:
         if self._job.plan.size > 1 and not self._shares.consulted:
@@ -360,7 +370,8 @@ class _Elements:
     def _compared(self, source: Iterator[Any]) -> Iterator[Any]:
         first = next(source, None)
         digest = torch.tensor([0 if first is None else first[3]])
-        if len(set(self._job.world.all_gather(digest).tolist())) > 1:
+        # Nothing for a rank says nothing of the others.
+        if len({*self._job.world.all_gather(digest).tolist()} - {0}) > 1:
             warnings.warn(
                 f"{type(self._job.loader.dataset).__name__} does not begin with the same sample on "
                 "all ranks. With dispatch_batches=False accel picks each rank's share of the "
@@ -422,7 +433,7 @@ def _length(of: Any) -> int | None:
         return None
 
 
-# ---- which way ------------------------------------------------------------------------
+# ---- which way ---------------------------------------------------------------
 
 _numbers = count()
 

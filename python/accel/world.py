@@ -191,8 +191,8 @@ class World:
     def fail(self, text: str) -> None:
         """Report that this rank failed, and why. Ranks that wait for it get `text` as
         their error. Does not block; the program still has to end."""
-        if self.handle is not None:
-            self._library.accel_fail(self.handle, text.encode("utf-8", "replace"))
+        as_c = text.replace("\0", "\\0").encode("utf-8", "replace")
+        _lib.load().accel_fail(self.handle, as_c)
 
     def finish(self) -> None:
         """Leave. Not collective: ranks that still wait for this one get an error.
