@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,27 +26,18 @@ from .handlers import (
     GradScalerKwargs,
     Handlers,
     InitProcessGroupKwargs,
+    accumulation,
+    asked_precision,
+    at_least_one,
+    loading,
+    refuse,
 )
 from .optimizer import PreparedOptimizer
 from .precision import LossScaler, Precision, loss_scaler
 from .reducer import Reducer
 from .scheduler import PreparedScheduler
 from .state import AcceleratorState, DistributedType, Flag
-from .world import World
-
-# Constructor arguments of Accelerate that accel has no use for, and what to do instead.
-_UNSUPPORTED = {
-    "deepspeed_plugin": "accel does not drive DeepSpeed",
-    "deepspeed_plugins": "accel does not drive DeepSpeed",
-    "fsdp_plugin": "accel does not shard parameters: wrap the model with torch's fully_shard",
-    "megatron_lm_plugin": "accel does not drive Megatron-LM",
-    "torch_tp_plugin": "accel does not split layers over ranks: use torch's parallelize_module",
-    "parallelism_config": "accel averages gradients over all ranks, and knows no other mesh",
-    "dynamo_backend": "call torch.compile(model) before or after prepare()",
-    "dynamo_plugin": "call torch.compile(model) before or after prepare()",
-    "log_with": "accel keeps no trackers: log from `if accelerator.is_main_process:`",
-    "project_config": "accel keeps no project folder: say paths where something is saved",
-}
+from .uneven import Prepared, Uneven
 
 
 class Accelerator:
@@ -95,11 +86,11 @@ class Accelerator:
         project_dir: str | os.PathLike[str] | None = None,
         **unsupported: Any,
     ) -> None:
-        _refuse(unsupported)
+        refuse(unsupported)
         self._handlers = Handlers(kwargs_handlers)
         group = self._handlers.get(InitProcessGroupKwargs)
         self.state = AcceleratorState(
-            _asked_precision(mixed_precision, fp16),
+            asked_precision(mixed_precision, fp16),
             cpu,
             backend=group.backend,
             init_method=group.init_method,
@@ -109,7 +100,7 @@ class Accelerator:
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.project_dir = project_dir
         self.rng_types = rng_types
-        self.dataloader_config = _loading(
+        self.dataloader_config = loading(
             dataloader_config, split_batches, dispatch_batches, even_batches
         )
         self._world = self.state.world
@@ -120,12 +111,10 @@ class Accelerator:
             self._world,
             reducer=Reducer(self._world) if self._world.size > 1 else None,
             scaler=loss_scaler(self._precision, self.device, self._handlers.get(GradScalerKwargs)),
-            plugin=_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps),
+            plugin=accumulation(gradient_accumulation_plugin, gradient_accumulation_steps),
         )
-        self._models: list[nn.Module] = []
-        self._optimizers: list[PreparedOptimizer] = []
-        self._schedulers: list[PreparedScheduler] = []
-        self._loaders: list[data.PreparedLoader] = []
+        self._prepared = Prepared()
+        self._uneven = Uneven(self._world, self._gradients, self._prepared)
         self._trigger = False
 
     def __repr__(self) -> str:
@@ -240,7 +229,7 @@ class Accelerator:
         Raises ValueError for a model whose parameters have no memory yet, or hooks that use
         gradients during backward; MismatchError on all ranks when their models differ.
         """
-        if any(m is model for m in self._models):
+        if any(m is model for m in self._prepared.models):
             return model
         before = list(model.parameters())
         options = self._handlers.get(DistributedDataParallelKwargs)
@@ -255,11 +244,11 @@ class Accelerator:
                 ddp=None if evaluation_mode else options,
             )
         self._follow_parameters(before, list(prepared.parameters()))
-        if isinstance(prepared, DistributedDataParallel):
+        if models.averages_itself(prepared):
             self._gradients.wrapped.append(prepared)
         elif self._gradients.reducer is not None and not evaluation_mode:
             self._gradients.reducer.add(prepared, options.broadcast_buffers)
-        self._models.append(prepared)
+        self._prepared.models.append(prepared)
         return prepared
 
     def _places(self, device_placement: bool | None) -> bool:
@@ -268,7 +257,7 @@ class Accelerator:
     def _follow_parameters(self, before: list[nn.Parameter], after: list[nn.Parameter]) -> None:
         """Have optimizers step what has become of a model's parameters."""
         new = {id(b): a for b, a in zip(before, after, strict=True) if a is not b}
-        for optimizer in self._optimizers:
+        for optimizer in self._prepared.optimizers:
             if new:
                 optimizer.replace_parameters(new)
             optimizer.place_again()
@@ -279,13 +268,13 @@ class Accelerator:
         """The optimizer, with its state where its parameters are."""
         if isinstance(optimizer, PreparedOptimizer):
             return optimizer
-        for known in self._optimizers:
+        for known in self._prepared.optimizers:
             if known.optimizer is optimizer:
                 return known
         prepared = PreparedOptimizer(
             optimizer, self._gradients, place=self._places(device_placement)
         )
-        self._optimizers.append(prepared)
+        self._prepared.optimizers.append(prepared)
         return prepared
 
     def prepare_data_loader(
@@ -294,8 +283,8 @@ class Accelerator:
         """The loader, of which each rank reads its part; see data.prepare_data_loader()."""
         device = self.device if self._places(device_placement) else None
         prepared = self._share_out(data_loader, device, self.even_batches)
-        if not any(known is prepared for known in self._loaders):
-            self._loaders.append(prepared)
+        if not any(known is prepared for known in self._prepared.loaders):
+            self._prepared.loaders.append(prepared)
         return prepared
 
     def _share_out(
@@ -304,7 +293,7 @@ class Accelerator:
         config = self.dataloader_config
         return data.prepare_data_loader(
             loader,
-            world=cast(World, _UnevenWorld(self._world, self._catch_up)),
+            world=self._uneven.as_world(),
             device=device,
             split_batches=config.split_batches,
             rng_types=self.rng_types,
@@ -318,22 +307,22 @@ class Accelerator:
         if isinstance(scheduler, PreparedScheduler):
             return scheduler
         of = getattr(scheduler, "optimizer", None)
-        own = [o for o in self._optimizers if of is o or of is o.optimizer]
+        own = [o for o in self._prepared.optimizers if of is o or of is o.optimizer]
         prepared = PreparedScheduler(
             scheduler,
-            own or self._optimizers,
+            own or self._prepared.optimizers,
             self._gradients,
             per_process=not self.split_batches,
             with_optimizer=self.step_scheduler_with_optimizer,
         )
-        self._schedulers.append(prepared)
+        self._prepared.schedulers.append(prepared)
         return prepared
 
     def _prepare_scheduler(self, scheduler: LRScheduler, _place: bool) -> PreparedScheduler:
         return self.prepare_scheduler(scheduler)
 
     def _check_optimizers(self, optimizers: list[PreparedOptimizer]) -> None:
-        known = {id(p) for model in self._models for p in model.parameters()}
+        known = {id(p) for model in self._prepared.models for p in model.parameters()}
         for optimizer in optimizers:
             stepped = [p for group in optimizer.param_groups for p in group["params"]]
             if not any(id(p) in known for p in stepped):
@@ -375,8 +364,7 @@ class Accelerator:
             loss = loss / steps
         if gradients.scaler is not None:
             loss = gradients.scaler.scale(loss)
-        loss.backward(**kwargs)
-        gradients.after_backward()
+        gradients.run_backward(loss, kwargs)
 
     @contextmanager
     def accumulate(self, *prepared: nn.Module) -> Iterator[None]:
@@ -423,7 +411,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        self._gradients.plugin.num_steps = _at_least_one(steps)
+        self._gradients.plugin.num_steps = at_least_one(steps)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide gradients by the loss scale of fp16, for one or some optimizers or for all;
@@ -434,7 +422,7 @@ class Accelerator:
         gradients.finish()
         if gradients.scaler is None:
             return
-        chosen = self._optimizers if optimizer is None else optimizer
+        chosen = self._prepared.optimizers if optimizer is None else optimizer
         for one in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
             gradients.scaler.unscale_(getattr(one, "optimizer", one))
 
@@ -459,13 +447,13 @@ class Accelerator:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if self._gradients.sync:
             self._gradients.finish()
-            self._gradients.unscale((o.optimizer for o in self._optimizers), parameters)
+            self._gradients.unscale((o.optimizer for o in self._prepared.optimizers), parameters)
         return parameters
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last step of some optimizer was left out because of an overflow."""
-        return any(o.step_was_skipped for o in self._optimizers)
+        return any(o.step_was_skipped for o in self._prepared.optimizers)
 
     @property
     def scaler(self) -> LossScaler | None:
@@ -490,27 +478,24 @@ class Accelerator:
         of a rank that made all steps. `even_batches` holds for prepared loaders meanwhile.
         Collective.
 
-        `joinables` are the models of the block, where torch's DistributedDataParallel wraps
-        them; others need not be named.
+        `joinables` are the models of the block: on CUDA devices they have to be named, and
+        no other collective is in the block.
         """
         wrapped = [m for m in map(_ddp_of, joinables) if m is not None]
         with ExitStack() as stack:
             if even_batches is not None:
                 stack.enter_context(self._with_even_batches(even_batches))
             if wrapped:
-                from torch.distributed.algorithms.join import Join
-
-                stack.enter_context(Join(wrapped))
+                with self._uneven.left_to_torch(wrapped):
+                    yield
+            else:
                 yield
-                return
-            yield
-            if self._world.size > 1:
                 self._world.join()
-                self._catch_up()
+            self._uneven.catch_up()
 
     @contextmanager
     def _with_even_batches(self, even_batches: bool) -> Iterator[None]:
-        before = [(loader, vars(loader)["_prepared"]) for loader in self._loaders]
+        before = [(loader, vars(loader)["_prepared"]) for loader in self._prepared.loaders]
         for loader, state in before:
             again = self._share_out(state.loader, state.options.device, even_batches)
             again.set_epoch(state.epochs.epoch)
@@ -520,40 +505,6 @@ class Accelerator:
         finally:
             for loader, state in before:
                 vars(loader)["_prepared"] = state
-
-    def _catch_up(self) -> None:
-        """After a join: give ranks that made fewer steps the state of one that made all."""
-        if self._gradients.reducer is None or self._gradients.wrapped:
-            return
-        steps = self._world.all_gather(torch.tensor([self._gradients.n_steps])).tolist()
-        most = max(steps)
-        if min(steps) == most:
-            return
-        root = steps.index(most)
-        for model in self._models:
-            for tensor in models.tensors_of(model):
-                self._world.broadcast_(tensor.data, root)
-        state = self._world.broadcast_object(self._progress(), root)
-        if self._gradients.n_steps != most:
-            self._take_progress(state)
-
-    def _progress(self) -> dict[str, Any]:
-        scaler = self._gradients.scaler
-        return {
-            "optimizers": [o.state_dict() for o in self._optimizers],
-            "schedulers": [s.state_dict() for s in self._schedulers],
-            "scaler": scaler.state_dict() if scaler is not None else None,
-            "steps": self._gradients.n_steps,
-        }
-
-    def _take_progress(self, state: dict[str, Any]) -> None:
-        for optimizer, theirs in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(theirs)
-        for scheduler, theirs in zip(self._schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(theirs)
-        if self._gradients.scaler is not None:
-            self._gradients.scaler.load_state_dict(state["scaler"])
-        self._gradients.n_steps = state["steps"]
 
     # ---- collectives ---------------------------------------------------------
 
@@ -722,10 +673,7 @@ class Accelerator:
         """Forget all prepared objects, and free what torch keeps of their memory. Returns a
         None for each of `objects`: `model, optimizer = accelerator.free_memory(model,
         optimizer)`. All ranks call it, or none."""
-        self._models.clear()
-        self._optimizers.clear()
-        self._schedulers.clear()
-        self._loaders.clear()
+        self._prepared.clear()
         self._gradients.wrapped.clear()
         self._gradients.micro_step, self._gradients.sync = 0, True
         if self._gradients.reducer is not None:
@@ -744,21 +692,6 @@ class Accelerator:
     def end_training(self) -> None:
         """Forget all prepared objects. The world is left when the program ends."""
         self.free_memory()
-
-
-class _UnevenWorld:
-    """The world for a loader: after its last batches all ranks have the same model again."""
-
-    def __init__(self, world: Any, after_join: Callable[[], None]) -> None:
-        self._world = world
-        self._after_join = after_join
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_world"], name)
-
-    def join(self) -> None:
-        self._world.join()
-        self._after_join()
 
 
 def _cut_tensors(structure: Any, size: int, real: int) -> Any:
@@ -782,66 +715,5 @@ def _cut_objects(value: Any, size: int, real: int) -> Any:
 
 
 def _ddp_of(model: Any) -> DistributedDataParallel | None:
-    if isinstance(model, nn.Module) and models.is_compiled(model):
-        model = model._orig_mod
-    return model if isinstance(model, DistributedDataParallel) else None
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    for name, value in arguments.items():
-        if name not in _UNSUPPORTED:
-            raise TypeError(f"Accelerator has no argument {name!r}")
-        if value is not None and str(value).lower() not in ("no", "false"):
-            raise NotImplementedError(f"Accelerator({name}=...): {_UNSUPPORTED[name]}")
-
-
-def _asked_precision(mixed_precision: str | None, fp16: bool | None) -> str | None:
-    if fp16 is None:
-        return mixed_precision
-    if mixed_precision is not None and fp16 != (str(mixed_precision) == "fp16"):
-        raise ValueError(
-            f"fp16={fp16} and mixed_precision={mixed_precision!r} contradict each other"
-        )
-    return "fp16" if fp16 else mixed_precision or "no"
-
-
-def _loading(
-    config: DataLoaderConfiguration | None,
-    split_batches: bool | None,
-    dispatch_batches: bool | None,
-    even_batches: bool | None,
-) -> DataLoaderConfiguration:
-    single = {
-        "split_batches": split_batches,
-        "dispatch_batches": dispatch_batches,
-        "even_batches": even_batches,
-    }
-    said = {name: value for name, value in single.items() if value is not None}
-    if config is None:
-        return DataLoaderConfiguration(**said)
-    if said:
-        raise ValueError(f"{', '.join(said)} belong into dataloader_config, which is given as well")
-    return config
-
-
-def _accumulation(
-    plugin: GradientAccumulationPlugin | None, steps: int | None
-) -> GradientAccumulationPlugin:
-    if plugin is not None:
-        if steps not in (None, 1):
-            raise ValueError(
-                "gradient_accumulation_steps and gradient_accumulation_plugin are both given: say "
-                "num_steps in the plugin"
-            )
-        _at_least_one(plugin.num_steps)
-        return plugin
-    if steps is None:
-        text = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-        steps = int(text) if text.isdigit() else 0
-    return GradientAccumulationPlugin(num_steps=_at_least_one(steps))
-
-
-def _at_least_one(steps: int) -> int:
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"gradient_accumulation_steps is {steps!r}: say 1 or more")
-    return steps
+    inner = models.uncompiled(model) if isinstance(model, nn.Module) else None
+    return inner if isinstance(inner, DistributedDataParallel) else None

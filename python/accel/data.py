@@ -72,8 +72,8 @@ class PreparedLoader(DataLoader[Any]):
         state.finish(pass_)
 
     def __len__(self) -> int:
-        """Steps of this rank in one pass. Raises TypeError where nobody knows, as for an
-        IterableDataset without length."""
+        """Steps of this rank in one pass. As for the bare loader, a guess where workers share
+        out an IterableDataset, and a TypeError where that has no length."""
         return self.__dict__["_prepared"].way.steps()
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from .handlers import GradientAccumulationPlugin
 from .reducer import Reducer
+from .runs import runs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -48,11 +49,22 @@ class Gradients:
             self.micro_step += 1
             self.sync = self.micro_step % self.plugin.num_steps == 0
 
-    def after_backward(self) -> None:
-        """accelerator.backward() has run."""
+    def run_backward(self, loss: Tensor, kwargs: dict[str, Any]) -> None:
+        """accelerator.backward(), with a loss that is scaled already."""
         self.is_micro_step_used = True
-        if self.reducer is not None and (self.sync or self.plugin.sync_each_batch):
-            self.reducer.average()
+        reducer = self.reducer
+        if reducer is None:
+            loss.backward(**kwargs)
+            return
+        runs.is_announced = True
+        try:
+            loss.backward(**kwargs)
+        finally:
+            runs.is_announced = False
+            # One that raises halfway has left gradients too.
+            reducer.note()
+        if self.sync or self.plugin.sync_each_batch:
+            reducer.average()
 
     def finish(self) -> None:
         """Average what was not: the gradients of a bare loss.backward()."""

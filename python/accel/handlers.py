@@ -5,6 +5,7 @@ The names and fields are those that Accelerate's scripts use.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -135,3 +136,87 @@ class Handlers:
         """The handler of this kind, or one with the defaults."""
         found = self._by_type.get(kind)
         return kind() if found is None else found
+
+
+# ---- the other constructor arguments ---------------------------------------------
+
+# Constructor arguments of Accelerate that accel has no use for, and what to do instead.
+_UNSUPPORTED = {
+    "deepspeed_plugin": "accel does not drive DeepSpeed",
+    "deepspeed_plugins": "accel does not drive DeepSpeed",
+    "fsdp_plugin": "accel does not shard parameters: wrap the model with torch's fully_shard",
+    "megatron_lm_plugin": "accel does not drive Megatron-LM",
+    "torch_tp_plugin": "accel does not split layers over ranks: use torch's parallelize_module",
+    "parallelism_config": "accel averages gradients over all ranks, and knows no other mesh",
+    "dynamo_backend": "call torch.compile(model) before or after prepare()",
+    "dynamo_plugin": "call torch.compile(model) before or after prepare()",
+    "log_with": "accel keeps no trackers: log from `if accelerator.is_main_process:`",
+    "project_config": "accel keeps no project folder: say paths where something is saved",
+}
+
+
+def refuse(arguments: dict[str, Any]) -> None:
+    """Raises NotImplementedError for what Accelerate has and accel does not, TypeError for
+    what neither has."""
+    for name, value in arguments.items():
+        if name not in _UNSUPPORTED:
+            raise TypeError(f"Accelerator has no argument {name!r}")
+        if value is not None and str(value).lower() not in ("no", "false"):
+            raise NotImplementedError(f"Accelerator({name}=...): {_UNSUPPORTED[name]}")
+
+
+def asked_precision(mixed_precision: str | None, fp16: bool | None) -> str | None:
+    """The precision that the two arguments ask for. Raises ValueError where they differ."""
+    if fp16 is None:
+        return mixed_precision
+    if mixed_precision is not None and fp16 != (str(mixed_precision) == "fp16"):
+        raise ValueError(
+            f"fp16={fp16} and mixed_precision={mixed_precision!r} contradict each other"
+        )
+    return "fp16" if fp16 else mixed_precision or "no"
+
+
+def loading(
+    config: DataLoaderConfiguration | None,
+    split_batches: bool | None,
+    dispatch_batches: bool | None,
+    even_batches: bool | None,
+) -> DataLoaderConfiguration:
+    """`config`, or one of the single arguments. Raises ValueError for both."""
+    single = {
+        "split_batches": split_batches,
+        "dispatch_batches": dispatch_batches,
+        "even_batches": even_batches,
+    }
+    said = {name: value for name, value in single.items() if value is not None}
+    if config is None:
+        return DataLoaderConfiguration(**said)
+    if said:
+        raise ValueError(f"{', '.join(said)} belong into dataloader_config, which is given as well")
+    return config
+
+
+def accumulation(
+    plugin: GradientAccumulationPlugin | None, steps: int | None
+) -> GradientAccumulationPlugin:
+    """`plugin`, or one with `steps`, else with what the launcher says. Raises ValueError for
+    both, and for less than one step."""
+    if plugin is not None:
+        if steps not in (None, 1):
+            raise ValueError(
+                "gradient_accumulation_steps and gradient_accumulation_plugin are both given: say "
+                "num_steps in the plugin"
+            )
+        at_least_one(plugin.num_steps)
+        return plugin
+    if steps is None:
+        text = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+        steps = int(text) if text.isdigit() else 0
+    return GradientAccumulationPlugin(num_steps=at_least_one(steps))
+
+
+def at_least_one(steps: int) -> int:
+    """`steps`. Raises ValueError for less than one."""
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"gradient_accumulation_steps is {steps!r}: say 1 or more")
+    return steps

@@ -41,7 +41,8 @@ def prepare_model(
     ddp: DistributedDataParallelKwargs | None = None,
 ) -> nn.Module:
     """The model on `device` with the parameters and buffers of rank 0, computing with
-    `precision`. Collective in a world of more than one.
+    `precision`. Collective in a world of more than one. CUDA models are wrapped where
+    `ddp` is given. A model that torch shards or averages itself stays as it is.
 
     Raises ValueError where the model cannot be trained on several ranks and where it has
     no memory yet, MismatchError on all ranks when they built different models.
@@ -49,16 +50,33 @@ def prepare_model(
     _check_has_memory(model)
     if world.size > 1:
         _check_hooks(model)
-    if device_placement:
+    if device_placement and not averages_itself(model):
         _move(model, device)
     precision.wrap(model)
-    if world.size > 1:
-        if _needs_ddp(model):
-            model = _in_ddp(model, ddp or DistributedDataParallelKwargs())
+    if world.size > 1 and not averages_itself(model):
+        if ddp is not None and _needs_ddp(model):
+            model = _in_ddp(model, ddp)
         else:
             share(model, world)
     _prepared[id(model)] = model
     return model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What torch.compile() was given."""
+    # Without importing torch._dynamo, which takes a second.
+    is_compiled = type(model).__name__ == "OptimizedModule" and "_orig_mod" in model._modules
+    return model._modules["_orig_mod"] if is_compiled else model
+
+
+def averages_itself(model: nn.Module) -> bool:
+    """Whether torch averages the model's gradients."""
+    return isinstance(uncompiled(model), DistributedDataParallel) or is_sharded(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether parameters are DTensors, as fully_shard() makes them."""
+    return any(hasattr(p, "placements") for p in model.parameters())
 
 
 # ---- what cannot work ----------------------------------------------------------
@@ -130,7 +148,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _compare(named: list[tuple[str, Tensor]], world: World) -> None:
     mine = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in named]
     digest = hashlib.sha256("\n".join(mine).encode()).digest()
-    if len(set(world.all_gather_object(digest))) == 1:
+    if all(d == digest for d in world.all_gather_object(digest)):
         return
     theirs = world.all_gather_object(mine)
     for rank, other in enumerate(theirs):
@@ -217,23 +235,17 @@ def unwrap(
     `keep_fp32_wrapper` False takes mixed precision from its forward, for good.
     `keep_torch_compile` False returns what torch.compile() was given.
     """
-    compiled = model if is_compiled(model) else None
-    inner = model._orig_mod if compiled is not None else model
+    compiled = model if uncompiled(model) is not model else None
+    inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         inner = inner.module
-        if compiled is not None and keep_torch_compile and not is_compiled(inner):
+        if compiled is not None and keep_torch_compile and uncompiled(inner) is inner:
             return type(compiled)(inner, compiled.dynamo_ctx)
     elif compiled is not None and keep_torch_compile:
         inner = compiled
-    if not keep_torch_compile and is_compiled(inner):
-        inner = inner._orig_mod
+    if not keep_torch_compile:
+        inner = uncompiled(inner)
     if not keep_fp32_wrapper:
         for module in (model, inner):
             precisions.unwrap(module)
     return inner
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile() made this object."""
-    # Without importing torch._dynamo, which takes a second.
-    return type(model).__name__ == "OptimizedModule" and "_orig_mod" in model._modules

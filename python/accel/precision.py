@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .handlers import AutocastKwargs, GradScalerKwargs
 from .operations import convert_to_fp32
-from .reducer import runs
+from .runs import runs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -68,6 +68,8 @@ class Precision:
         if self.dtype is None or is_wrapped(model):
             return
         own = model.__dict__.get("forward")
+        if own is None and isinstance(model, torch.jit.ScriptModule):
+            own = model.forward
         if own is not None:
             model.__dict__[_OWN_FORWARD] = own
         function = _forward_of_class(self, type(model)) if own is None else _forward_of_own(self)
@@ -221,7 +223,7 @@ class LossScaler(torch.amp.GradScaler):
         found = self._per_optimizer_states[key]["found_inf_per_device"]
         overflow = any(bool(f.item()) for f in found.values())
         if world.size > 1:
-            overflow = _any_rank(overflow, world)
+            overflow = _any_rank(overflow, world, self._scale.device)
         if overflow:
             if not found:
                 found[self._scale.device] = torch.ones_like(self._scale)
@@ -244,8 +246,8 @@ class LossScaler(torch.amp.GradScaler):
             )
 
 
-def _any_rank(overflow: bool, world: World) -> bool:
-    flag = torch.tensor([float(overflow)])
+def _any_rank(overflow: bool, world: World, device: torch.device) -> bool:
+    flag = torch.tensor([float(overflow)], device=device)
     world.reduce_(flag, "max")
     return bool(flag.item())
 

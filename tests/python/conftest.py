@@ -31,8 +31,10 @@ def start_ranks() -> Iterator[Callable[..., Group]]:
     """As `ranks`, but returns while they run: expect(), signal(), wait()."""
     groups: list[Group] = []
 
-    def start(n: int, what: Any, *args: Any, env: Any = None, **kwargs: Any) -> Group:
-        groups.append(Group(n, what, args, kwargs, env))
+    def start(
+        n: int, what: Any, *args: Any, env: Any = None, variables: Any = None, **kwargs: Any
+    ) -> Group:
+        groups.append(Group(n, what, args, kwargs, env, variables))
         return groups[-1]
 
     yield start

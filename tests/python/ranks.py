@@ -224,10 +224,22 @@ class Group:
         self._out.append(_Output(process.stdout))
         self._err.append(_Output(process.stderr))
 
-    def expect(self, rank: int, text: str, timeout: float = 60) -> None:
-        """Wait until the rank has printed `text` to stdout."""
-        if not self._out[rank].expect(text, timeout):
+    def expect(self, rank: int, text: str, timeout: float = 60, of: str = "out") -> None:
+        """Wait until the rank has printed `text` to stdout, or with of="err" to stderr."""
+        output = self._out if of == "out" else self._err
+        if not output[rank].expect(text, timeout):
             raise AssertionError(f"rank {rank} never said {text!r}:\n{self._said(rank)}")
+
+    def expect_waiting(self, rank: int, timeout: float = 60) -> None:
+        """Wait until the rank's main thread is asleep, and stays so."""
+        end, seen = time.monotonic() + timeout, 0
+        stat = Path(f"/proc/{self.processes[rank].pid}/stat")
+        while seen < 5:
+            if time.monotonic() > end:
+                raise AssertionError(f"rank {rank} never waited:\n{self._said(rank)}")
+            state = stat.read_text().rpartition(")")[2].split()[0]
+            seen = seen + 1 if state == "S" else 0
+            time.sleep(0.02)
 
     def signal(self, rank: int, signo: int) -> None:
         self.processes[rank].send_signal(signo)

@@ -315,7 +315,32 @@ def test_ctrl_c_in_a_collective_is_a_keyboard_interrupt(
 ) -> None:
     group = start_ranks(2, WAITS)
     group.expect(0, "waiting")
+    group.expect_waiting(0)
     group.signal(0, signal.SIGINT)
     group.expect(0, "interrupted", 10)
     group.signal(1, signal.SIGKILL)
     assert [r.code for r in group.wait(20)] == [0, -signal.SIGKILL]
+
+
+JOINS_ALONE = """
+from accel.world import current
+try:
+    print("joining", flush=True)
+    current()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_while_the_others_have_not_come_is_a_keyboard_interrupt(
+    start_ranks: Callable[..., Group], rank: int
+) -> None:
+    missing = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    missing |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    group = start_ranks(1, JOINS_ALONE, env=missing)
+    group.expect(0, "joining")
+    group.expect_waiting(0)
+    group.signal(0, signal.SIGINT)
+    [r] = group.wait(20)
+    assert (r.code, r.out) == (0, "joining\ninterrupted\n"), r.err

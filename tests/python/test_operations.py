@@ -3,6 +3,7 @@ torch.distributed, with the same results and the same errors."""
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import accel
 import numpy as np
 import pytest
 import torch
+from accel import _lib
 from accel import operations as ops
 from accel.errors import InvalidError, LostError, MismatchError
 from accel.world import World, current
@@ -327,12 +329,50 @@ def the_rest_works() -> None:
     assert shared is (repr(world).endswith("shared_memory=True)"))
 
 
+def what_cannot_be_sent_is_refused_before_anything_moves() -> None:
+    world = accel.PartialState().world
+    for bad in (torch.eye(2).to_sparse(), torch.nested.nested_tensor([t(1), t(1, 2)])):
+        with pytest.raises(TypeError, match="convert it to a dense one"):
+            world.all_gather(bad)
+    with pytest.raises(InvalidError, match="meta device"):
+        world.all_gather(torch.ones(2, device="meta"))
+    with pytest.raises(TypeError, match="no order"):
+        world.reduce_(torch.ones(2, dtype=torch.complex64), "max")
+    with pytest.raises(TypeError, match="uint32 cannot be reduced"):
+        world.reduce_(torch.ones(2, dtype=torch.uint32), "sum")
+    with pytest.raises(TypeError, match="gather_object"):
+        ops.gather(["a", "b"])
+    assert world.all_gather(torch.tensor(1)).tolist() == [1] * world.size
+
+
+def counters() -> _lib.Counters:
+    counted = _lib.Counters()
+    _lib.load().accel_counters(current().handle, counted)
+    return counted
+
+
+def tensors_are_not_pickled() -> None:
+    """One call of the runtime with the tensor's own bytes."""
+    world, x = current(), torch.randn(64, 10)
+    before, dumps = counters().gather, pickle.dumps
+    pickle.dumps = None  # type: ignore[assignment]
+    try:
+        world.all_gather(x)
+    finally:
+        pickle.dumps = dumps
+    after = counters().gather
+    assert (after.calls - before.calls, after.bytes - before.bytes) == (1, 64 * 10 * 4)
+
+
 def everything_works() -> bool:
     every_kind_of_tensor_travels()
     reductions_are_right()
     ragged_and_nested_data_is_gathered()
     objects_travel()
     the_rest_works()
+    what_cannot_be_sent_is_refused_before_anything_moves()
+    if current().handle:
+        tensors_are_not_pickled()
     return current().handle is not None
 
 
@@ -429,26 +469,6 @@ def test_a_rank_that_is_done_answers_until_the_others_are(
     assert all("rank 2" in text for r in results[:2] for text in r.value), results
 
 
-def wants_what_cannot_be() -> None:
-    world = accel.PartialState().world
-    for bad in (torch.eye(2).to_sparse(), torch.nested.nested_tensor([t(1), t(1, 2)])):
-        with pytest.raises(TypeError, match="convert it to a dense one"):
-            world.all_gather(bad)
-    with pytest.raises(InvalidError, match="meta device"):
-        world.all_gather(torch.ones(2, device="meta"))
-    with pytest.raises(TypeError, match="no order"):
-        world.reduce_(torch.ones(2, dtype=torch.complex64), "max")
-    with pytest.raises(TypeError, match="uint32 cannot be reduced"):
-        world.reduce_(torch.ones(2, dtype=torch.uint32), "sum")
-    with pytest.raises(TypeError, match="gather_object"):
-        ops.gather(["a", "b"])
-    assert world.all_gather(torch.tensor(1)).tolist() == [1, 1]
-
-
-def test_what_cannot_be_sent_is_a_sentence_before_anything_moves(ranks: RunRanks) -> None:
-    ranks(2, wants_what_cannot_be)
-
-
 def dies_while_others_wait() -> str:
     import os
     import signal
@@ -470,30 +490,6 @@ def test_a_rank_that_is_killed_is_an_error_of_the_others(
     assert [r.code for r in results] == [0, -9]
     if not env:
         assert "rank 1" in results[0].value
-
-
-def gathers_quickly() -> tuple[float, float]:
-    """Seconds for a gather of (64, 10): ours, and gloo's, alternated."""
-    world = accel.PartialState().world
-    x = torch.randn(64, 10)
-    parts = [torch.empty_like(x) for _ in range(world.size)]
-    best = [1.0, 1.0]
-    for _ in range(20):
-        for i, call in enumerate(
-            (lambda: world.all_gather(x), lambda: torch.distributed.all_gather(parts, x))
-        ):
-            start = time.perf_counter()
-            for _ in range(20):
-                call()
-            best[i] = min(best[i], (time.perf_counter() - start) / 20)
-    return best[0], best[1]
-
-
-def test_a_small_gather_is_several_times_as_fast_as_that_of_gloo(ranks: RunRanks) -> None:
-    # About 10 us against 200 us with a core for each rank.
-    results = ranks(2, gathers_quickly)
-    ours, gloo = (min(r.value[i] for r in results) for i in (0, 1))
-    assert ours < gloo / 3, f"{ours * 1e6:.1f} us, and gloo {gloo * 1e6:.1f} us"
 
 
 def test_a_world_says_what_it_is() -> None:

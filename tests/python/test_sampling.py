@@ -15,7 +15,7 @@ import torch
 from accel import sampling
 from accel.sampling import Piece, Plan, Share
 
-# ---- what the ranks get, with all of them simulated ---------------------------------
+# ---- what the ranks get, with all of them simulated --------------------------
 
 
 class Lists:
@@ -93,7 +93,7 @@ def only_batches(ranks: list[list[Any]]) -> str:
     return " | ".join(", ".join(written(s.batch) for s in mine) for mine in ranks)
 
 
-# ---- what two ranks get with batches of four -----------------------------------------
+# ---- what two ranks get with batches of four ---------------------------------
 
 # n, and what is read; the right half is rank 1's.
 TABLE = {
@@ -159,7 +159,7 @@ def test_with_drop_last_an_incomplete_round_is_dropped(way: str) -> None:
     assert only_batches(ranks) == "0123 | 4567"
 
 
-# ---- properties ------------------------------------------------------------------------
+# ---- properties --------------------------------------------------------------
 
 
 def check(ranks: list[list[Any]], n: int, steps: list[int], size: int, **plan: Any) -> None:
@@ -256,7 +256,7 @@ def test_a_batch_of_another_shape_completes_itself() -> None:
     assert [mine[-1].real for mine in ranks] == [1, 0]
 
 
-# ---- one rank ------------------------------------------------------------------------------
+# ---- one rank ----------------------------------------------------------------
 
 
 def test_a_world_of_one_reads_the_very_batches() -> None:
@@ -279,7 +279,7 @@ def test_a_world_of_one_reads_no_more_than_one_batch_ahead() -> None:
     assert taken == [0, 1]
 
 
-# ---- batches of other types -------------------------------------------------------------------
+# ---- batches of other types --------------------------------------------------
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -318,7 +318,7 @@ def test_rows_of_an_array_stay_together() -> None:
     assert last.real == 1
 
 
-# ---- wrong use ----------------------------------------------------------------------------------
+# ---- wrong use ---------------------------------------------------------------
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_sizes_that_do() -> None:

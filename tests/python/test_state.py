@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 from accel import group, rng, state
-from accel.errors import InvalidError, LostError
+from accel import world as worlds
+from accel.errors import InvalidError, LostError, UnreachableError
 from accel.state import AcceleratorState, DistributedType, Flag, PartialState, split
 from accel.world import World, current
 from ranks import Group, RunRanks, alone, plain_environment
@@ -225,6 +226,80 @@ def test_a_switch_that_says_neither_yes_nor_no_is_a_sentence(
         PartialState()
     monkeypatch.setenv("ACCELERATE_USE_CPU", "")
     assert PartialState().initialized
+
+
+@pytest.mark.parametrize(
+    ("place", "where", "says"),
+    [
+        ("cpu", "cuda:0", "on cuda:0, and rank 0 computes on cpu: move it"),
+        ("cuda:0", "cuda:1", "on cuda:1, and rank 0 computes on cuda:0: move it"),
+        ("cpu", "meta", "meta device has no data"),
+        ("cuda:0", "cpu", None),
+        ("cuda:0", "cuda:0", None),
+    ],
+)
+def test_a_tensor_on_the_wrong_device_is_a_sentence(
+    place: str, where: str, says: str | None
+) -> None:
+    world = FakeWorld(0, 2, [])
+    world.device = torch.device(place)
+    tensor: Any = SimpleNamespace(device=torch.device(where))
+    if says is None:
+        world._check_device(tensor)
+    else:
+        with pytest.raises(InvalidError, match=says):
+            world._check_device(tensor)
+
+
+def test_the_process_group_is_for_cpu_and_cuda_where_there_is_cuda(
+    cuda: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda(0)
+    assert group.default_backend() == "gloo"
+    cuda(1)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert group.default_backend() == "cpu:gloo,cuda:nccl"
+
+
+# ---- ranks, where the runtime cannot tell them ------------------------------------
+
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+ONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+TWO = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (TWO, (3, 4, 1, 2)),
+        (OMPI, (5, 8, 1, 4)),
+        (ONE | OMPI, (5, 8, 1, 4)),
+        (TWO | OMPI, (3, 4, 1, 2)),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1(x2)"}, (6, 8, 0, 2)),
+        (
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1(x2)", "SLURM_NODEID": "3"},
+            (6, 8, 0, 1),
+        ),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 0, 1)),
+    ],
+)
+def test_ranks_of_several_machines_are_those_of_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], found: tuple[int, ...]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert worlds._ranks_from_environment(UnreachableError("no way")) == found
+
+
+def test_without_any_launcher_the_reason_is_told() -> None:
+    with pytest.raises(UnreachableError, match="no way"):
+        worlds._ranks_from_environment(UnreachableError("no way"))
 
 
 # ---- precision ---------------------------------------------------------------
@@ -467,10 +542,10 @@ def test_an_exception_reaches_the_ranks_that_wait_though_its_process_lives_on(
     group = start_ranks(2, FAILS, env=env)
     group.expect(1, "failing")
     group.expect(0, "lost: ", 30)
+    group.expect(1, "KeyError: 'the cause'", 30, of="err")
     group.signal(1, 9)
     results = group.wait(30)
     assert results[0].code == 0
-    assert results[1].err.count("KeyError: 'the cause'") == 1
     if not env:
         assert "rank 1" in results[0].out
         assert "the cause" in results[0].out
@@ -551,19 +626,23 @@ def test_a_fork_that_calls_and_ends_leaves_the_world_whole(ranks: RunRanks) -> N
 # ---- importing ---------------------------------------------------------------
 
 
-def test_importing_accel_costs_little_beyond_torch() -> None:
-    program = (
-        "import torch, time; start = time.perf_counter(); import accel; accel.PartialState; "
-        "accel.utils; accel.set_seed; print(time.perf_counter() - start)"
-    )
-    best = 1.0
-    for _ in range(3):
-        command = [sys.executable, "-c", program]
-        said = subprocess.run(
-            command, env=plain_environment(), capture_output=True, text=True, check=True
-        )
-        best = min(best, float(said.stdout))
-    assert best < 0.03
+IMPORTS = """
+import torch, time
+start = time.process_time()
+from accel import Accelerator, PartialState, utils
+print(time.process_time() - start)
+"""
+
+
+def test_importing_accel_takes_less_than_30_ms_beyond_torch(tmp_path: Path) -> None:
+    env = plain_environment() | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
+    del env["PYTHONDONTWRITEBYTECODE"]
+    taken = []
+    for _ in range(3):  # the first one compiles
+        command = [sys.executable, "-c", IMPORTS]
+        said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        taken.append(float(said.stdout))
+    assert min(taken) < 0.03, taken
 
 
 def test_the_package_says_what_it_has() -> None:
@@ -579,4 +658,3 @@ def test_the_names_of_utils_exist() -> None:
 
     for name in utils.__all__:
         assert getattr(utils, name) is not None
-    assert group.default_backend() in ("gloo", "cpu:gloo,cuda:nccl")

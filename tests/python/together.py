@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,10 @@ class Checks:
 @functools.cache
 def outcomes(module: str, n: int, timeout: float) -> dict[str, str]:
     """What failed, and how."""
-    return run_ranks(n, run_checks, module, n, timeout=timeout)[0].value
+    try:
+        return run_ranks(n, run_checks, module, n, timeout=timeout)[0].value
+    except AssertionError as error:  # a rank died, or hung: nobody knows at which check
+        return dict.fromkeys(importlib.import_module(module).checks.functions, str(error))
 
 
 def run_checks(module: str, n: int) -> dict[str, str]:
@@ -76,7 +80,6 @@ def run_checks(module: str, n: int) -> dict[str, str]:
 def run_in_turn(functions: dict[str, Callable[[], None]]) -> dict[str, str]:
     """Runs in each rank. The tracebacks of what failed, by name."""
     import torch
-
     from accel import AcceleratorState, PartialState
 
     failed: dict[str, str] = {}
@@ -84,13 +87,15 @@ def run_in_turn(functions: dict[str, Callable[[], None]]) -> dict[str, str]:
         AcceleratorState._reset_state()
         torch.manual_seed(0)
         trouble = _trouble(function)
+        if trouble:
+            print(f"{name}: {trouble}", file=sys.stderr, flush=True)
         troubles: list[Any] = PartialState().world.all_gather_object(trouble)
         if any(troubles):
             failed[name] = "\n".join(f"rank {r}: {t}" for r, t in enumerate(troubles) if t)
             if not all(troubles):
                 # Who knows where the others are: the rest has not been run.
                 rest = list(functions)[list(functions).index(name) + 1 :]
-                return failed | {other: f"not run, after {name}" for other in rest}
+                return failed | dict.fromkeys(rest, f"not run, after {name}")
     return failed
 
 
