@@ -262,7 +262,10 @@ class Reducer:
 
     def _compare(self) -> None:
         """Raises MismatchError on all ranks unless their parameters are alike."""
-        mine = [f"{s.name}: {s.dtype} {tuple(s.shape)} {s.order} {s.way}" for s in self._slots]
+        mine = [
+            f"{s.name}: {s.dtype} {tuple(s.shape)}, dimensions in memory {s.order}, by {s.way}"
+            for s in self._slots
+        ]
         digest = hashlib.sha256("\n".join(mine).encode()).digest()
         try:
             digests = self._world.all_gather_object(digest)

@@ -79,10 +79,13 @@ class Shuffle:
     def begin(self, seed_needed: bool) -> int:
         """Synchronise, and return a seed that is the same on all ranks. Collective, but
         where there is nothing to tell: one broadcast of some kilobytes."""
-        if not self._given and not self._owned and not seed_needed:
+        seed_needed = seed_needed or bool(self._owned)
+        if not self._given and not seed_needed:
             return 0
+        seed = 0
+        if seed_needed and self.world.rank == 0:
+            seed = self._seeds.next(*_program_state())
         states = [g.get_state() for g in self._given]
-        seed = self._seeds.next(*_program_state()) if self.world.rank == 0 else 0
         message = torch.cat([torch.tensor([seed]).view(torch.uint8), *states])
         self.world.broadcast_(message)
         first, *told = message.split([8, *(s.numel() for s in states)])

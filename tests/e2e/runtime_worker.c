@@ -42,7 +42,7 @@ enum {
 	SMALL = 5,
 	ROWS = 60001, /* of rank 0, and 1000 more on each other */
 	ALLOCATED = 1 << 20,
-	MAX_RANKS = 64,
+	MAX_RANKS = 128,
 };
 
 static const char *const errors[] = {
@@ -476,6 +476,11 @@ static void do_exit(char **args)
 	exit(atoi(args[0]));
 }
 
+static void do_raise(char **args)
+{
+	(void)raise(atoi(args[0]));
+}
+
 static void do_ignore(char **args)
 {
 	(void)signal(atoi(args[0]), SIG_IGN);
@@ -540,6 +545,24 @@ static void do_fork(char **args)
 	wait_for(pid);
 }
 
+/* A fork that lives as long as this process. */
+static void do_heir(char **args)
+{
+	int ends[2];
+	char c;
+
+	(void)args;
+	if (pipe(ends) < 0)
+		_exit(99);
+	if (!fork()) {
+		(void)close(ends[1]);
+		while (read(ends[0], &c, 1) < 0 && errno == EINTR)
+			;
+		_exit(0);
+	}
+	(void)close(ends[0]);
+}
+
 /* One word in another process, started with this one's environment. */
 static void do_spawn(char **args)
 {
@@ -586,11 +609,12 @@ static const struct word words_known[] = {
 	{ "finish", 0, do_finish },     { "fork", 1, do_fork },
 	{ "gather", 0, do_gather },     { "gather-half", 0, do_gather_half },
 	{ "give-up", 0, do_give_up },   { "handle", 1, do_handle },
-	{ "held", 0, do_held },         { "ignore", 1, do_ignore },
-	{ "in-place", 0, do_in_place }, { "join", 0, do_join },
-	{ "large", 0, do_large },       { "leave", 0, do_leave },
-	{ "mixed", 0, do_mixed },       { "pause", 0, do_pause },
-	{ "prepare", 0, do_prepare },   { "ready", 1, do_ready },
+	{ "heir", 0, do_heir },         { "held", 0, do_held },
+	{ "ignore", 1, do_ignore },     { "in-place", 0, do_in_place },
+	{ "join", 0, do_join },         { "large", 0, do_large },
+	{ "leave", 0, do_leave },       { "mixed", 0, do_mixed },
+	{ "pause", 0, do_pause },       { "prepare", 0, do_prepare },
+	{ "raise", 1, do_raise },       { "ready", 1, do_ready },
 	{ "small", 0, do_small },       { "spawn", 1, do_spawn },
 	{ "stop", 0, do_stop },         { "sum", 1, do_sum },
 	{ "times", 2, do_times },       { "wait", 1, do_wait },

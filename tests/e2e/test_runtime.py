@@ -412,6 +412,22 @@ def test_a_process_may_leave_and_join_again(cluster: Cluster, way: str) -> None:
     assert [len(lines[rank]) for rank in (0, 1)] == [9, 9]
 
 
+@BOTH_WAYS
+def test_forks_of_a_rank_do_not_keep_it_from_joining_again(cluster: Cluster, way: str) -> None:
+    words = ["join", "heir", "small", "finish", "join", "gather", "barrier"]
+    lines = Ranks(cluster, way, 2, *words, env={"ACCEL_TIMEOUT": "5"}).wait()
+    assert_all_well(lines)
+    assert last(lines, 0, 1) == ["barrier: ok"] * 2
+
+
+def test_no_program_follows_one_that_was_killed(cluster: Cluster) -> None:
+    worker = cluster.build / "tests" / "e2e" / "runtime_worker"
+    r = cluster.launch("-n", "2", "sh", "-c", f"{worker} join if 1 raise 9; {worker} join")
+    refused = error(next(line[4:] for line in r.lines if line.startswith("[1] join: ACCEL_E")))
+    assert refused["code"] == "ACCEL_E_LOST"
+    assert "which was rank 1, ended in the middle of its work" in refused["text"]
+
+
 # --- ranks that want different things ---------------------------------------------------
 
 

@@ -268,6 +268,18 @@ def a_model_that_changes_on_one_rank_only_is_an_error_on_all() -> None:
 
 
 @checks.on(2)
+def layouts_in_memory_that_differ_are_an_error_on_all_ranks() -> None:
+    """Averaged as they lie, they would be averaged with each other's elements."""
+    accelerator = Accelerator()
+    model = nn.Conv2d(3, 3, 3)
+    if accelerator.process_index == 1:
+        model.to(memory_format=torch.channels_last)
+    accelerator.prepare(model)
+    text = raised(MismatchError, accelerator.backward, model(torch.ones(1, 3, 4, 4)).sum())
+    assert "in memory (0, 1, 2, 3)" in text and "in memory (0, 2, 3, 1)" in text
+
+
+@checks.on(2)
 def another_call_on_another_rank_is_an_error_on_all() -> None:
     accelerator = Accelerator()
     model = accelerator.prepare(network())

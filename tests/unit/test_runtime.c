@@ -784,6 +784,34 @@ static void a_broadcast_from_a_rank_that_has_joined_fails_on_the_others(void **s
 	run(4, broadcast_from_joined, NULL);
 }
 
+/* Nothing comes from rank 0 that has joined, but what is kept needs nothing. */
+static void prepare_beside_joined(struct rank *r)
+{
+	float data[2] = { (float)r->number, 1 };
+	struct accel_array a = array_of(data, ACCEL_FLOAT32, 2);
+	struct accel_model *model = NULL;
+	void *list[] = { data };
+
+	if (r->number) {
+		CHECK_CODE(r, accel_prepare(r->world, &a, 1, 0, &model),
+			   ACCEL_E_MISMATCH);
+		CHECK(r, strstr(accel_error(), "rank 0"));
+		CHECK(r, data[0] == (float)r->number);
+		CHECK_OK(r, accel_prepare(r->world, &a, 1, ACCEL_KEEP, &model));
+		if (model)
+			CHECK_OK(r, accel_backward(model, list));
+	}
+	CHECK_OK(r, accel_join(r->world));
+	CHECK_OK(r, accel_barrier(r->world));
+}
+
+static void a_model_is_prepared_beside_a_joined_rank_0_only_if_kept(void **state)
+{
+	(void)state;
+	run(2, prepare_beside_joined, NULL);
+	run(3, prepare_beside_joined, NULL);
+}
+
 static void mismatch_beside_joined(struct rank *r)
 {
 	int64_t one = 1;
@@ -1789,6 +1817,7 @@ int main(int argc, char **argv)
 		TEST(memory_is_zeroed_for_the_next_program_too),
 		TEST(a_rank_that_has_joined_adds_nothing_and_counts_as_zero_for_gradients),
 		TEST(a_broadcast_from_a_rank_that_has_joined_fails_on_the_others),
+		TEST(a_model_is_prepared_beside_a_joined_rank_0_only_if_kept),
 		TEST(ranks_that_disagree_do_not_disturb_one_that_has_joined),
 		TEST(memory_is_allocated_while_a_rank_has_joined_and_after),
 		TEST(a_rank_that_has_joined_waits_as_long_as_the_others_go_on),
