@@ -218,7 +218,7 @@ int accel_broadcast(accel_world *w, const struct accel_array *array, int root)
 
 static uint64_t rows_of(const struct head *head)
 {
-	return head->n_dims ? head->dims[0] : 1;
+	return head->dims[0];
 }
 
 static size_t part_of(const accel_world *w, uint64_t bytes, uint32_t i)
@@ -242,6 +242,11 @@ static int gather(accel_world *w, const struct accel_array *a, uint64_t *rows)
 		return fail(ACCEL_E_INVALID, "gather: rows is NULL");
 	w->gather = *a;
 	w->head = head_for(KIND_GATHER, a);
+	if (!a->n_dims) {
+		/* One row, which goes with arrays of rows. */
+		w->head.n_dims = 1;
+		w->head.dims[0] = 1;
+	}
 	count(&w->counters.gather, w->head.bytes);
 	rows[0] = rows_of(&w->head);
 	if (w->size > 1) {

@@ -372,7 +372,9 @@ class Accelerator:
         each `gradient_accumulation_steps`-th, and with the last batch of a loader."""
         gradients = self._gradients
         batch = data.current_batch()
-        gradients.begin_micro_step(batch is not None and batch.last)
+        # Asking an iterable data set for its end reads ahead.
+        counts = gradients.plugin.num_steps > 1
+        gradients.begin_micro_step(counts and batch is not None and batch.last)
         if gradients.sync or gradients.plugin.sync_each_batch or not gradients.wrapped:
             yield
             return
@@ -696,6 +698,8 @@ class Accelerator:
 
 def _cut_tensors(structure: Any, size: int, real: int) -> Any:
     def cut(tensor: Tensor) -> Tensor:
+        if not real:  # the whole batch only fills up, and with it what was made of it
+            return (tensor if tensor.dim() else tensor.reshape(1))[:0]
         return tensor[:real] if tensor.dim() and tensor.shape[0] == size else tensor
 
     return operations.recursively_apply(cut, structure)
@@ -706,12 +710,19 @@ def _cut_objects(value: Any, size: int, real: int) -> Any:
     if isinstance(value, Tensor):
         return _cut_tensors(value, size, real)
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        if len(value) == size:
+        # A pair of columns is not a batch of two.
+        if len(value) == size and not any(_is_as_long(v, size) for v in value):
             return value[:real]
         return type(value)(_cut_objects(v, size, real) for v in value)
     if isinstance(value, dict):
         return {k: _cut_objects(v, size, real) for k, v in value.items()}
     return value
+
+
+def _is_as_long(value: Any, size: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() > 0 and value.shape[0] == size
+    return isinstance(value, (list, tuple)) and len(value) == size
 
 
 def _ddp_of(model: Any) -> DistributedDataParallel | None:

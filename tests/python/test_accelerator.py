@@ -840,6 +840,30 @@ def what_is_not_as_long_as_the_batch_is_gathered_whole() -> None:
         assert all(o["n"] == 3 for o in objects)
 
 
+@checks.on(2, 3)
+def a_single_sample_that_fills_up_the_end_is_left_out() -> None:
+    accelerator = Accelerator()
+    for n in (1, 4, 5):
+        numbers = [torch.tensor(float(i)) for i in range(n)]
+        loader = accelerator.prepare(DataLoader(numbers, batch_size=None))
+        seen = [accelerator.gather_for_metrics(sample) for sample in loader]
+        assert torch.cat(seen).tolist() == list(range(n))
+
+
+@checks.on(2)
+def a_pair_of_columns_is_not_a_batch_of_two() -> None:
+    accelerator = Accelerator()
+    loader = accelerator.prepare(DataLoader(list(range(3)), batch_size=2))
+    names, scores = [], []
+    for batch in loader:
+        columns = ([f"n{int(i)}" for i in batch], batch)
+        for pair in accelerator.gather_for_metrics([columns]):
+            names += pair[0]
+            scores += pair[1].tolist()
+    assert names == ["n0", "n1", "n2"]
+    assert scores == [0, 1, 2]
+
+
 # ---- uneven inputs ---------------------------------------------------------------------
 
 
