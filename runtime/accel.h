@@ -156,7 +156,8 @@ int accel_broadcast(accel_world *world, const struct accel_array *array, int roo
  * Two calls, since only the first tells how much memory the result needs:
  * accel_gather() sends and fills in rows[size], the rows of each rank;
  * accel_gather_into() must follow, with room for all rows, before any other
- * call. @out may be NULL for a rank that does not want the result.
+ * call; array->data stays as it is until then. @out may be NULL for a rank that does
+ * not want the result.
  */
 int accel_gather(accel_world *world, const struct accel_array *array, uint64_t *rows);
 int accel_gather_into(accel_world *world, void *out);
@@ -206,8 +207,9 @@ const uint64_t *accel_missing(const accel_model *model);
 /*
  * Memory for gradients which accel_backward() and accel_reduce() work on without
  * copying it. Zeroed, aligned to 64 bytes, owned by the world until
- * accel_finish(). Collective, with the same @bytes everywhere. ACCEL_E_MEMORY
- * where the ranks of this machine would not find room for it.
+ * accel_finish(); forks of the process do not have it. Collective, with the same
+ * @bytes everywhere. ACCEL_E_MEMORY where the ranks of this machine would not find
+ * room for it.
  */
 int accel_alloc(accel_world *world, uint64_t bytes, void **ret);
 

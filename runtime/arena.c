@@ -190,15 +190,28 @@ static int region_new(struct region **ret, const accel_world *w, uint64_t size)
 	return 0;
 }
 
-/* Pages are taken now: a program gets an error here instead of SIGBUS later. */
+static off_t place_of(const accel_world *w, uint64_t from)
+{
+	return (off_t)(w->ring->arenas + w->ring->arena_bytes * (uint64_t)w->local_rank +
+		       from);
+}
+
+/* Give the pages back; what is read there afterwards is zero. */
+static void unreserve(const accel_world *w, uint64_t from, uint64_t bytes)
+{
+	(void)fallocate(w->ring_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			place_of(w, from), (off_t)bytes);
+}
+
+/* Pages are taken now: a program gets an error here instead of SIGBUS later. What an
+ * earlier program of the same wrapper left there goes first. */
 static int reserve(accel_world *w, uint64_t from, uint64_t bytes)
 {
-	off_t at = (off_t)(w->ring->arenas +
-			   w->ring->arena_bytes * (uint64_t)w->local_rank + from);
 	int r;
 
+	unreserve(w, from, bytes);
 	do
-		r = fallocate(w->ring_fd, 0, at, (off_t)bytes);
+		r = fallocate(w->ring_fd, 0, place_of(w, from), (off_t)bytes);
 	while (r < 0 && errno == EINTR);
 	if (r < 0)
 		return fail(ACCEL_E_MEMORY, "alloc: reserve %llu bytes: %s",
@@ -206,11 +219,21 @@ static int reserve(accel_world *w, uint64_t from, uint64_t bytes)
 	return 0;
 }
 
+static bool anybody_refused(const accel_world *w, uint64_t number)
+{
+	bool refused = false;
+
+	for (int i = 0; i < w->n_active; i++)
+		refused |= slot_of(w, w->active[i], number)->head.value != 0;
+	return refused;
+}
+
 /* All ranks have the memory, or none uses it. */
 static int agree(accel_world *w, uint64_t bytes, int own)
 {
 	struct slot *slot;
-	int r, theirs = 0;
+	bool refused;
+	int r;
 
 	w->head = (struct head){ .kind = KIND_ALLOC, .tag = bytes, .value = own < 0 };
 	r = call_begin(w, &slot);
@@ -218,21 +241,30 @@ static int agree(accel_world *w, uint64_t bytes, int own)
 		r = call_meet(w);
 	if (r < 0)
 		return r;
-	for (int i = 0; i < w->n_active; i++)
-		theirs |= slot_of(w, w->active[i], w->next)->head.value != 0;
+	refused = anybody_refused(w, w->next);
 	call_end(w, 1);
-	if (own < 0)
+	if (own < 0 || !refused)
 		return own;
-	return theirs ? fail(ACCEL_E_MEMORY,
-			     "alloc: another rank found no room for %llu "
-			     "bytes",
-			     (unsigned long long)bytes)
-		      : 0;
+	return fail(ACCEL_E_MEMORY, "alloc: another rank found no room for %llu bytes",
+		    (unsigned long long)bytes);
+}
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+	return (bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+}
+
+void arena_follow(accel_world *w, uint64_t number)
+{
+	const struct head *head = &slot_of(w, w->active[0], number)->head;
+
+	if (!anybody_refused(w, number))
+		w->arena_used += whole_pages(head->tag);
 }
 
 static int alloc(accel_world *w, uint64_t bytes, void **ret)
 {
-	uint64_t size = (bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	uint64_t size = whole_pages(bytes);
 	OWN(own_region) struct region *region = NULL;
 	int r;
 
@@ -246,8 +278,11 @@ static int alloc(accel_world *w, uint64_t bytes, void **ret)
 		r = reserve(w, w->arena_used, size);
 	if (w->ring)
 		r = agree(w, bytes, r);
-	if (r < 0)
+	if (r < 0) {
+		if (w->ring && region)
+			unreserve(w, w->arena_used, size);
 		return r;
+	}
 	*ret = region->at[w->local_rank];
 	w->arena_used += size;
 	region->next = w->regions;

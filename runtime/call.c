@@ -114,6 +114,11 @@ int enter(accel_world *w, enum pending allowed)
 		return fail(ACCEL_E_BUSY,
 			    "another thread is in a call of this world; one thread at a "
 			    "time");
+	if (world_broken(w)) {
+		w->pending = NOTHING_PENDING;
+		w->pending_model = NULL;
+		return leave(w, world_broken(w));
+	}
 	if (w->pending != allowed && w->pending != NOTHING_PENDING) {
 		__atomic_store_n(&w->busy, false, __ATOMIC_RELEASE);
 		return fail(ACCEL_E_INVALID, "%s must be called first",
@@ -121,11 +126,6 @@ int enter(accel_world *w, enum pending allowed)
 							 : "accel_backward() again");
 	}
 	w->deadline_ms = 0;
-	if (w->broken) {
-		int r = world_broken(w);
-
-		return leave(w, r);
-	}
 	return 0;
 }
 
@@ -169,6 +169,7 @@ int call_begin(accel_world *w, struct slot **ret)
 	if (r < 0)
 		return r;
 	slot->head = w->head;
+	slot->head.generation = w->generation;
 	*ret = slot;
 	return 0;
 }
@@ -222,12 +223,33 @@ static int mismatch(accel_world *w, uint64_t number)
 			head->flags & HEAD_ARENA ? ", in memory of accel_alloc()" : "",
 			head->flags & HEAD_KEEP ? ", keeping its values" : "");
 	}
-	if (alike && (first->kind == KIND_PREPARE || first->kind == KIND_TOUCHED))
+	if (n >= sizeof(text) - 320)
+		(void)snprintf(text + n, sizeof(text) - n, "\n  ... (%d ranks)",
+			       w->n_active);
+	else if (alike && (first->kind == KIND_PREPARE || first->kind == KIND_TOUCHED))
 		(void)snprintf(
 			text + n, sizeof(text) - n,
 			"\n  where the numbers are equal, order, shapes, dtypes or "
 			"requires_grad differ");
 	return fail(ACCEL_E_MISMATCH, "%s", text);
+}
+
+/* Of programs that run one after another in a wrapper, a rank has ended its one with
+ * fewer calls than the others. */
+static int other_program(accel_world *w, int rank, uint32_t generation)
+{
+	bool is_ahead = (int32_t)(generation - w->generation) > 0;
+	const struct cell *finished = cell_of(w, is_ahead ? rank : w->local_rank);
+	const struct cell *waiting = cell_of(w, is_ahead ? w->local_rank : rank);
+	const struct head *head = is_ahead ? &w->head : head_at(w, rank, w->next);
+	char call[256], text[ABORT_TEXT];
+
+	describe(head, call, sizeof(call));
+	(void)snprintf(text, sizeof(text),
+		       "rank %u has finished, and its next program began, while rank %u "
+		       "waits for it in %s",
+		       finished->rank, waiting->rank, call);
+	return break_world(w, ACCEL_E_LOST, (int)finished->rank, text);
 }
 
 int call_meet(accel_world *w)
@@ -245,6 +267,8 @@ int call_meet(accel_world *w)
 		r = i == w->local_rank ? 0 : call_await_slot(w, i, number);
 		if (r < 0)
 			return r;
+		if (head->generation != w->generation)
+			return other_program(w, i, head->generation);
 		if (head->kind == KIND_JOIN)
 			continue;
 		w->active[w->n_active++] = i;

@@ -120,6 +120,7 @@ static int join(accel_world *w)
 		const struct head *head;
 		struct slot *slot;
 
+		w->deadline_ms = 0; /* each of their calls has its own time */
 		w->head = (struct head){ .kind = KIND_JOIN };
 		r = call_begin(w, &slot);
 		if (!r)
@@ -135,6 +136,8 @@ static int join(accel_world *w)
 			return 0;
 		}
 		head = &slot_of(w, w->active[0], w->next)->head;
+		if (head->kind == KIND_ALLOC)
+			arena_follow(w, w->next);
 		call_end(w, slots_of_call(w, head, w->next));
 	} while (!r);
 	return r;

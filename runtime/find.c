@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -394,9 +395,8 @@ static int serve_all(accel_world *w, int listener, int ring)
 		struct pollfd p = { .fd = listener, .events = POLLIN };
 		int n = poll(&p, 1, 100);
 
-		if (n < 0 && errno == EINTR)
-			return fail(ACCEL_E_INTERRUPTED,
-				    "joining: interrupted by a signal");
+		if (n <= 0 && wants_to_give_up())
+			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
 		if (n > 0)
 			serve_one(listener, ring, served, w->local_size, &left);
 		else if (now_ms() >= deadline)
@@ -457,6 +457,31 @@ static int holder_of(const char *name)
 	return peer.pid;
 }
 
+/* Forks do not hold the name: it is this process that is the rank. */
+static int held_name = -1;
+
+static void drop_name_in_fork(void)
+{
+	own_close(&held_name);
+}
+
+static void hold_name(accel_world *w, int fd)
+{
+	static bool is_watching;
+
+	if (!is_watching)
+		is_watching = pthread_atfork(NULL, NULL, drop_name_in_fork) == 0;
+	w->name_fd = held_name = fd;
+}
+
+void release_name(accel_world *w)
+{
+	if (w->name_fd < 0)
+		return;
+	w->name_fd = -1;
+	own_close(&held_name);
+}
+
 static bool is_alive(int pid)
 {
 	return pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
@@ -477,7 +502,7 @@ static int claim_name(accel_world *w, const char *ring_name)
 		int fd = bind_to(name), holder;
 
 		if (fd >= 0) {
-			w->name_fd = fd;
+			hold_name(w, fd);
 			return 0;
 		}
 		if (fd != -EADDRINUSE)

@@ -183,11 +183,21 @@ DEFINE_DTYPE(int32, int32_t, int32_t, PLAIN, PLAIN, ADD32, 0)
 DEFINE_DTYPE(int64, int64_t, int64_t, PLAIN, PLAIN, ADD64, 0)
 DEFINE_DTYPE(boolean, uint8_t, uint8_t, PLAIN, PLAIN, OR, 0)
 
-/* The frequent case, two ranks' gradients: one pass. */
-CLONES static void average2(float *to, const float *other, size_t n, float factor)
+/*
+ * The frequent case, two ranks' gradients: one pass. @to is @a or @b, which the
+ * compiler must be told to be harmless; both ranks add in the same order, which
+ * decides whose NaN it is.
+ */
+CLONES static void average2(float *to, const float *a, const float *b, size_t n,
+			    float factor)
 {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
 	for (size_t i = 0; i < n; i++)
-		to[i] = (to[i] + other[i]) * factor;
+		to[i] = (a[i] + b[i]) * factor;
 }
 
 typedef void combine_fn(int op, void *const *to, int n_to, const void *const *sources,
@@ -206,7 +216,7 @@ void combine(int dtype, int op, void *const *to, int n_to, const void *const *so
 {
 	if (dtype == ACCEL_FLOAT32 && op <= ACCEL_MEAN && n == 2 && n_to == 1 &&
 	    (to[0] == sources[0] || to[0] == sources[1])) {
-		average2(to[0], sources[to[0] == sources[0]], count, (float)factor);
+		average2(to[0], sources[0], sources[1], count, (float)factor);
 		return;
 	}
 	combiners[dtype](op, to, n_to, sources, n, count, factor);
@@ -255,11 +265,16 @@ bool scale_and_check(int dtype, void *data, size_t count, double factor)
 			load_float16(acc, x, len);
 		else
 			load_bfloat16(acc, x, len);
-		is_odd |= isnan(odd_sum32(acc, len, (float)factor));
-		if (dtype == ACCEL_FLOAT16)
+		scale_float32(acc, len, (float)factor);
+		/* What is too large for the type shows when it is stored. */
+		if (dtype == ACCEL_FLOAT16) {
 			store_float16(x, acc, len);
-		else
+			load_float16(acc, x, len);
+		} else {
 			store_bfloat16(x, acc, len);
+			load_bfloat16(acc, x, len);
+		}
+		is_odd |= isnan(odd_sum32(acc, len, 1));
 	}
 	return is_odd;
 }

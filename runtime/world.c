@@ -192,7 +192,7 @@ static accel_world *world_free(accel_world *w)
 	if (is_shared && w->page)
 		(void)munmap(w->page, PAGE_SIZE);
 	own_close(&w->ring_fd);
-	own_close(&w->name_fd);
+	release_name(w);
 	if (w->mark)
 		(void)munmap(w->mark, 4096);
 	free(w->active);

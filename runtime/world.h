@@ -46,6 +46,7 @@ struct head {
 	uint64_t bytes; /* this rank's data, all its slots together */
 	uint64_t tag;   /* must be equal on all ranks; what it is depends on the kind */
 	uint32_t value; /* may differ */
+	uint32_t generation; /* of the rank's process */
 	int32_t n_dims;
 	uint64_t dims[ACCEL_MAX_DIMS];
 };
@@ -269,6 +270,8 @@ struct identity {
 int identity_read(struct identity *ret);
 /* Find page and ring, or make the ring with the other ranks. */
 int find_pages(accel_world *w, const struct identity *id);
+/* Let another process be this rank. */
+void release_name(accel_world *w);
 
 /* ---- arena.c ------------------------------------------------------------------ */
 
@@ -277,6 +280,9 @@ bool in_arena(const accel_world *w, const struct piece *pieces, size_t n,
 	      uint64_t *ret_tag);
 void *arena_of(const accel_world *w, int rank, const void *own);
 void arenas_free(accel_world *w);
+/* The active ranks meet in an accel_alloc() that this rank, which has joined, leaves
+ * to them: what they allocate is at the same place in all arenas later too. */
+void arena_follow(accel_world *w, uint64_t number);
 
 /* ---- model.c -------------------------------------------------------------------- */
 

@@ -252,6 +252,12 @@ static void gather_scalars(struct rank *r)
 	CHECK_OK(r, accel_gather_into(r->world, out));
 	for (int k = 0; k < r->size; k++)
 		CHECK(r, rows[k] == 1 && out[k] == 100 + k);
+	/* Beside the rows of others. */
+	a = (struct accel_array){ &own, ACCEL_INT64, r->number ? 1 : 0, { 1 } };
+	CHECK_OK(r, accel_gather(r->world, &a, rows));
+	CHECK_OK(r, accel_gather_into(r->world, out));
+	for (int k = 0; k < r->size; k++)
+		CHECK(r, rows[k] == 1 && out[k] == 100 + k);
 }
 
 static void a_scalar_is_gathered_as_one_row(void **state)
@@ -970,9 +976,9 @@ static const struct mismatch {
 	  "gather of float32 (0, 10)",
 	  "gather of bfloat16 (5, 10)" },
 	{ { GATHER, ACCEL_FLOAT32, 0, 0, { 0 } },
-	  { GATHER, ACCEL_FLOAT32, 0, 1, { 1 } },
-	  "gather of float32 ()",
-	  "gather of float32 (1,)" },
+	  { GATHER, ACCEL_FLOAT32, 0, 2, { 1, 1 } },
+	  "gather of float32 (1,)",
+	  "gather of float32 (1, 1)" },
 	{ { PREPARE, .op = 0 },
 	  { PREPARE, .op = 1 },
 	  "2 parameters of 6 elements",
@@ -1546,7 +1552,7 @@ struct script {
 	accel_model *model;
 	struct memory memory;
 	uint8_t *arena;
-	int step;
+	int n_allocated, step;
 };
 
 enum { ARENA = 200 * KIB };
@@ -1621,6 +1627,24 @@ static void step_reduce_arena(struct script *s)
 
 	if (!is_out(s) && s->arena)
 		reduce_in(s, s->arena, dtype, count, op);
+}
+
+/* Memory that all have is used from then on. */
+static void step_alloc(struct script *s)
+{
+	int dtype = all_dtypes[random_below(&s->common, N_ALL_DTYPES)];
+	uint8_t *memory = NULL;
+
+	if (s->n_allocated++ >= 6 || is_out(s))
+		return;
+	CHECK_OK(s->r, accel_alloc(s->r->world, ARENA, (void **)&memory));
+	for (size_t i = 0; memory && i < ARENA; i++)
+		if (!CHECK(s->r, !memory[i]))
+			return;
+	if (memory)
+		reduce_in(s, memory, dtype, ARENA / dtype_size(dtype), ACCEL_SUM);
+	if (s->active == everybody(s->r))
+		s->arena = memory;
 }
 
 static void step_broadcast(struct script *s)
@@ -1732,7 +1756,7 @@ static void dawdle(struct script *s)
 static void (*const steps[])(struct script *s) = {
 	step_barrier,   step_stop,     step_reduce,   step_reduce,  step_reduce_arena,
 	step_reduce,    step_gather,   step_gather,   step_join,    step_broadcast,
-	step_broadcast, step_backward, step_disagree, step_prepare,
+	step_broadcast, step_backward, step_disagree, step_prepare, step_alloc,
 };
 
 static void follow_the_script(struct rank *r)
