@@ -4,6 +4,7 @@ that signals get through while a call waits."""
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from accel import _lib, errors
+from accel.world import current
 from ranks import REPOSITORY, Group, RunRanks, plain_environment
 
 HEADER = REPOSITORY / "runtime" / "accel.h"
@@ -344,3 +346,22 @@ def test_ctrl_c_while_the_others_have_not_come_is_a_keyboard_interrupt(
     group.signal(0, signal.SIGINT)
     [r] = group.wait(20)
     assert (r.code, r.out) == (0, "joining\ninterrupted\n"), r.err
+
+
+def _share_a_core_for_a_while() -> tuple[set[int], set[int]]:
+    world = current()
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(everywhere)})
+    for _ in range(50):
+        world.barrier()
+    os.sched_setaffinity(0, everywhere)
+    for _ in range(500):
+        world.barrier()
+    return everywhere, os.sched_getaffinity(0)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks share the only core")
+def test_ranks_that_leave_a_common_core_may_run_where_they_could_before(ranks: RunRanks) -> None:
+    for rank in ranks(2, _share_a_core_for_a_while):
+        before, after = rank.value
+        assert before == after
