@@ -510,7 +510,8 @@ static int claim_name(accel_world *w, const char *ring_name)
 				    "joining: bind the abstract socket %s: %s", name,
 				    strerror(-fd));
 		holder = holder_of(name);
-		if (is_alive(holder))
+		/* A fork of ours that has just begun still has its copy. */
+		if (holder != w->pid && is_alive(holder))
 			return fail_owned(w, (uint32_t)holder);
 		if (wants_to_give_up())
 			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");

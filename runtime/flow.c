@@ -471,7 +471,7 @@ int flow_broadcast(accel_world *w, const struct piece *pieces, size_t n)
 	if (r < 0)
 		return r;
 	call_end(w, f.n_chunks);
-	if (root < 0 && f.bytes)
+	if (root < 0 && !(w->head.flags & HEAD_KEEP))
 		return fail(
 			ACCEL_E_MISMATCH,
 			"broadcast from rank %d, which has no more data and left this "

@@ -191,9 +191,9 @@ DEFINE_DTYPE(boolean, uint8_t, uint8_t, PLAIN, PLAIN, OR, 0)
 CLONES static void average2(float *to, const float *a, const float *b, size_t n,
 			    float factor)
 {
-#ifdef __clang__
+#if defined(__clang__) && defined(__OPTIMIZE__) && !defined(ACCEL_SANITIZED)
 #pragma clang loop vectorize(assume_safety)
-#else
+#elif !defined(__clang__)
 #pragma GCC ivdep
 #endif
 	for (size_t i = 0; i < n; i++)

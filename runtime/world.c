@@ -86,12 +86,15 @@ static int claim(const accel_world *w, uint32_t *owner, uint32_t *state)
 
 static void note_cpus(struct cell *cell)
 {
+	uint64_t bits[sizeof(cell->cpus) / sizeof(cell->cpus[0])] = { 0 };
 	cpu_set_t set;
 
 	CPU_ZERO(&set);
-	_Static_assert(sizeof(set) == sizeof(cell->cpus), "one bit for each processor");
+	_Static_assert(sizeof(set) == sizeof(bits), "one bit for each processor");
 	if (sched_getaffinity(0, sizeof(set), &set) == 0)
-		memcpy(cell->cpus, &set, sizeof(set));
+		memcpy(bits, &set, sizeof(bits));
+	for (size_t i = 0; i < sizeof(bits) / sizeof(bits[0]); i++)
+		__atomic_store_n(&cell->cpus[i], bits[i], __ATOMIC_RELAXED);
 }
 
 /* For ranks that cannot see our pid: the lock ends when we do. */
@@ -124,16 +127,17 @@ static int take_cell(accel_world *w)
 /* Do the ranks have a core each? All of them have come when this is asked. */
 static int spins_for(const accel_world *w)
 {
-	uint8_t all[sizeof(((struct cell *)0)->cpus)] = { 0 };
 	int n = 0;
 
 	if (w->page && w->page->n_cores)
 		return (int)w->page->n_cores >= w->local_size ? SPINS : 0;
-	for (int r = 0; r < w->local_size; r++)
-		for (size_t i = 0; i < sizeof(all); i++)
-			all[i] |= cell_of(w, r)->cpus[i];
-	for (size_t i = 0; i < sizeof(all); i++)
-		n += __builtin_popcount(all[i]);
+	for (size_t i = 0; i < sizeof(((struct cell *)0)->cpus) / sizeof(uint64_t); i++) {
+		uint64_t all = 0;
+
+		for (int r = 0; r < w->local_size; r++)
+			all |= __atomic_load_n(&cell_of(w, r)->cpus[i], __ATOMIC_RELAXED);
+		n += __builtin_popcountll(all);
+	}
 	return n >= w->local_size ? SPINS : 0;
 }
 

@@ -71,7 +71,7 @@ struct cell {
 	uint32_t generation;                 /* how many processes have been this rank */
 	uint32_t rank;                       /* in the whole world */
 	uint64_t start_time, pid_namespace;
-	uint8_t cpus[128]; /* where it may run, one bit each */
+	uint64_t cpus[16]; /* where it may run, one bit each */
 };
 
 _Static_assert(sizeof(struct slot) <= SLOT_HEAD, "a slot's head has its room");
