@@ -71,13 +71,20 @@ static uint32_t slot_bytes_for(uint32_t n_ranks)
 }
 
 /* A file larger than the limit on files would end this process by SIGXFSZ. */
-static uint64_t room_for_arenas(uint64_t used, uint32_t n_ranks)
+static uint64_t file_limit(void)
 {
 	struct rlimit limit;
-	uint64_t room = ARENA_MAX;
 
-	if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-		room = limit.rlim_cur > used ? (limit.rlim_cur - used) / n_ranks : 0;
+	if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+		return UINT64_MAX;
+	return limit.rlim_cur;
+}
+
+static uint64_t room_for_arenas(uint64_t used, uint32_t n_ranks)
+{
+	uint64_t limit = file_limit();
+	uint64_t room = limit > used ? (limit - used) / n_ranks : 0;
+
 	return (room < ARENA_MAX ? room : ARENA_MAX) & ~(uint64_t)(RING_PAGE - 1);
 }
 
@@ -103,6 +110,13 @@ int ring_new(int *ret_fd, uint64_t *ret_inode, const uint8_t *nonce, uint32_t n_
 						 (SLOT_HEAD + page.slot_bytes));
 	page.arena_bytes = room_for_arenas(page.arenas, n_ranks);
 	page.size = page.arenas + page.arena_bytes * n_ranks;
+	if (page.size > file_limit())
+		return err_set(
+			err, -EFBIG,
+			"shared memory of %u ranks: %llu bytes, where files may have "
+			"%llu (`ulimit -f`)",
+			n_ranks, (unsigned long long)page.size,
+			(unsigned long long)file_limit());
 	return shared_file(ret_fd, ret_inode, "accel-ring", page.size, &page,
 			   sizeof(page), err);
 }

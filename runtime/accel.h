@@ -138,6 +138,10 @@ void accel_on_wait(int (*on_wait)(void *data), void *data);
 
 /* ---- collectives ---------------------------------------------------------- */
 
+/* What the next collective call is about, in a few words: named in its errors, and
+ * compared as shapes are. At most 47 bytes count; NULL for nothing. Does not block. */
+void accel_label(accel_world *world, const char *label);
+
 /* Wait until all ranks are here. */
 int accel_barrier(accel_world *world);
 
@@ -191,7 +195,8 @@ void accel_model_free(accel_model *model);
 /*
  * Average gradients over all ranks, in place. gradients[i] has the dtype and dims
  * of parameter i; NULL means this rank has no gradient for it. Where no rank has
- * one, nothing happens. Collective.
+ * one, nothing happens. No two may share memory: a weight that is used twice is one
+ * parameter. Collective.
  *
  * Returns 0 when done. A positive number means that other ranks have that many
  * gradients which are missing here: accel_missing() lists the parameters, in

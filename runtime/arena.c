@@ -106,13 +106,29 @@ static uint64_t number_in(const char *path, const char *key)
 	return n;
 }
 
+/* Of what a container uses, the part that only caches files. */
+static uint64_t reclaimable(const char *stat, uint64_t used)
+{
+	static const char *const keys[] = { "active_file ", "inactive_file " };
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+		uint64_t n = number_in(stat, keys[i]);
+
+		sum += n == UINT64_MAX ? 0 : n;
+	}
+	return sum < used ? sum : used;
+}
+
 /* What this machine, or the container we are in, has left; in bytes. */
 static uint64_t memory_left(void)
 {
-	static const char *const limits[][2] = {
-		{ "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current" },
+	static const char *const limits[][3] = {
+		{ "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current",
+		  "/sys/fs/cgroup/memory.stat" },
 		{ "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-		  "/sys/fs/cgroup/memory/memory.usage_in_bytes" },
+		  "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+		  "/sys/fs/cgroup/memory/memory.stat" },
 	};
 	uint64_t kib = number_in("/proc/meminfo", "MemAvailable:");
 	uint64_t left = kib == UINT64_MAX ? UINT64_MAX : kib * 1024;
@@ -121,8 +137,11 @@ static uint64_t memory_left(void)
 		uint64_t max = number_in(limits[i][0], "");
 		uint64_t used = number_in(limits[i][1], "");
 
-		if (max != UINT64_MAX && used != UINT64_MAX)
-			left = max - used < left ? max - used : left;
+		if (max == UINT64_MAX || used == UINT64_MAX)
+			continue;
+		used -= reclaimable(limits[i][2], used);
+		used = used < max ? used : max;
+		left = max - used < left ? max - used : left;
 	}
 	return left;
 }
@@ -229,13 +248,14 @@ static bool anybody_refused(const accel_world *w, uint64_t number)
 }
 
 /* All ranks have the memory, or none uses it. */
-static int agree(accel_world *w, uint64_t bytes, int own)
+static int agree(accel_world *w, uint64_t bytes, bool is_last, int own)
 {
 	struct slot *slot;
 	bool refused;
 	int r;
 
 	w->head = (struct head){ .kind = KIND_ALLOC, .tag = bytes, .value = own < 0 };
+	w->head.op = is_last;
 	r = call_begin(w, &slot);
 	if (!r)
 		r = call_meet(w);
@@ -258,7 +278,7 @@ void arena_follow(accel_world *w, uint64_t number)
 {
 	const struct head *head = &slot_of(w, w->active[0], number)->head;
 
-	if (!anybody_refused(w, number))
+	if (head->op && !anybody_refused(w, number))
 		w->arena_used += whole_pages(head->tag);
 }
 
@@ -274,10 +294,11 @@ static int alloc(accel_world *w, uint64_t bytes, void **ret)
 	r = check_room(w, size);
 	if (!r)
 		r = region_new(&region, w, size);
-	if (!r && w->ring)
-		r = reserve(w, w->arena_used, size);
+	/* Nobody takes anything before all have looked at what is left. */
 	if (w->ring)
-		r = agree(w, bytes, r);
+		r = agree(w, bytes, false, r);
+	if (!r && w->ring)
+		r = agree(w, bytes, true, reserve(w, w->arena_used, size));
 	if (r < 0) {
 		if (w->ring && region)
 			unreserve(w, w->arena_used, size);

@@ -80,17 +80,26 @@ void describe(const struct head *head, char *text, size_t size)
 	if (kinds[kind].has_array && kind != KIND_BACKWARD)
 		n += describe_array(head, text + n, size - (size_t)n);
 	if (kind == KIND_REDUCE && head->op <= ACCEL_MAX)
-		(void)snprintf(text + n, size - (size_t)n, " by %s", ops[head->op]);
+		n += snprintf(text + n, size - (size_t)n, " by %s", ops[head->op]);
 	if (kind == KIND_BROADCAST)
-		(void)snprintf(text + n, size - (size_t)n, " from rank %d", head->root);
+		n += snprintf(text + n, size - (size_t)n, " from rank %d", head->root);
 	if (kind == KIND_PREPARE || kind == KIND_TOUCHED)
-		(void)snprintf(text + n, size - (size_t)n,
-			       " with %llu parameters of %llu elements",
-			       (unsigned long long)head->dims[0],
-			       (unsigned long long)head->dims[1]);
+		n += snprintf(text + n, size - (size_t)n,
+			      " with %llu parameters of %llu elements",
+			      (unsigned long long)head->dims[0],
+			      (unsigned long long)head->dims[1]);
 	if (kind == KIND_ALLOC)
-		(void)snprintf(text + n, size - (size_t)n, " of %llu bytes",
-			       (unsigned long long)head->tag);
+		n += snprintf(text + n, size - (size_t)n, " of %llu bytes",
+			      (unsigned long long)head->tag);
+	if (head->label[0] && n < (int)size)
+		(void)snprintf(text + n, size - (size_t)n, " (%.*s)", LABEL_MAX - 1,
+			       head->label);
+}
+
+void accel_label(accel_world *w, const char *label)
+{
+	if (w && !is_forked(w))
+		(void)snprintf(w->label, sizeof(w->label), "%s", label ? label : "");
 }
 
 /* ---- any call ------------------------------------------------------------------ */
@@ -131,6 +140,7 @@ int enter(accel_world *w, enum pending allowed)
 
 int leave(accel_world *w, int r)
 {
+	w->label[0] = 0;
 	__atomic_store_n(&w->busy, false, __ATOMIC_RELEASE);
 	return r;
 }
@@ -168,6 +178,7 @@ int call_begin(accel_world *w, struct slot **ret)
 	(void)note_cpu(w);
 	if (r < 0)
 		return r;
+	memcpy(w->head.label, w->label, sizeof(w->label));
 	slot->head = w->head;
 	slot->head.generation = w->generation;
 	*ret = slot;
@@ -189,9 +200,12 @@ static bool same_dims(const struct head *a, const struct head *b)
 
 static bool same_wish(const struct head *a, const struct head *b)
 {
+	/* Where the data of these lies is each rank's own business. */
+	bool anywhere = a->kind == KIND_REDUCE || a->kind == KIND_BACKWARD;
+
 	return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op &&
-	       a->flags == b->flags && a->root == b->root && a->tag == b->tag &&
-	       same_dims(a, b);
+	       a->root == b->root && same_dims(a, b) && strcmp(a->label, b->label) == 0 &&
+	       (anywhere || (a->flags == b->flags && a->tag == b->tag));
 }
 
 static const struct head *head_at(const accel_world *w, int rank, uint64_t number)
@@ -217,11 +231,10 @@ static int mismatch(accel_world *w, uint64_t number)
 		char wish[256];
 
 		describe(head, wish, sizeof(wish));
-		n += (size_t)snprintf(
-			text + n, sizeof(text) - n, "\n  rank %u: %s%s%s",
-			cell_of(w, w->active[i])->rank, wish,
-			head->flags & HEAD_ARENA ? ", in memory of accel_alloc()" : "",
-			head->flags & HEAD_KEEP ? ", keeping its values" : "");
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "\n  rank %u: %s%s",
+				      cell_of(w, w->active[i])->rank, wish,
+				      head->flags & HEAD_KEEP ? ", keeping its values"
+							      : "");
 	}
 	if (n >= sizeof(text) - 320)
 		(void)snprintf(text + n, sizeof(text) - n, "\n  ... (%d ranks)",

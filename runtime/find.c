@@ -94,8 +94,11 @@ static bool is_sound(const struct ring_page *ring, uint64_t file_size)
 	       ring->n_ranks <= MAX_LOCAL_RANKS && ring->n_slots == RING_SLOTS &&
 	       ring->slot_bytes >= 4096 && ring->slot_bytes <= 1 << 24 &&
 	       ring->slot_bytes % 4096 == 0 && ring->cells >= sizeof(*ring) &&
+	       ring->cells < file_size && ring->slots < file_size &&
+	       ring->cells % CACHE_LINE == 0 && ring->slots % CACHE_LINE == 0 &&
 	       ring->slots >= ring->cells + (uint64_t)ring->n_ranks * CELL_BYTES &&
-	       ring->arenas >= ring->slots + slots && ring->arenas <= file_size;
+	       ring->arenas >= ring->slots + slots && ring->arenas <= file_size &&
+	       ring->arena_bytes <= (file_size - ring->arenas) / ring->n_ranks;
 }
 
 /* 1 and w->ring is set; it keeps @fd. 0 it is something else, or ACCEL_E_VERSION. */
@@ -356,20 +359,25 @@ static int send_ring(int to, int ring)
 }
 
 /* Give the ring to the rank at the door, once. The rank that asks twice is the next
- * program of the same wrapper: it has to wait for ours to follow. */
-static void serve_one(int listener, int ring, bool *served, int n, int *left)
+ * program of the same wrapper: it has to wait for ours to follow. False when nobody
+ * can be let in. */
+static bool serve_one(int listener, int ring, bool *served, int n, int *left)
 {
 	OWN_FD int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 	uint32_t rank;
 
-	if (fd < 0 || !is_same_user(fd) || poll(&p, 1, ANSWER_MS) <= 0 ||
+	/* Out of descriptors or memory, the caller would stay at the door. */
+	if (fd < 0)
+		return errno == EINTR || errno == ECONNABORTED || errno == EAGAIN;
+	if (!is_same_user(fd) || poll(&p, 1, ANSWER_MS) <= 0 ||
 	    recv(fd, &rank, sizeof(rank), MSG_DONTWAIT) != sizeof(rank))
-		return;
+		return true;
 	if (rank >= (uint32_t)n || served[rank] || send_ring(fd, ring) < 0)
-		return;
+		return true;
 	served[rank] = true;
 	(*left)--;
+	return true;
 }
 
 static int not_come(const accel_world *w, const bool *served)
@@ -387,7 +395,8 @@ static int not_come(const accel_world *w, const bool *served)
 
 static int serve_all(accel_world *w, int listener, int ring)
 {
-	uint64_t deadline = now_ms() + (uint64_t)w->timeout_s * 1000;
+	uint64_t looked_ms = now_ms();
+	uint64_t deadline = looked_ms + (uint64_t)w->timeout_s * 1000;
 	bool served[MAX_LOCAL_RANKS] = { true };
 	int left = w->local_size - 1;
 
@@ -395,12 +404,17 @@ static int serve_all(accel_world *w, int listener, int ring)
 		struct pollfd p = { .fd = listener, .events = POLLIN };
 		int n = poll(&p, 1, 100);
 
-		if (n <= 0 && wants_to_give_up())
-			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
-		if (n > 0)
-			serve_one(listener, ring, served, w->local_size, &left);
-		else if (now_ms() >= deadline)
-			return not_come(w, served);
+		/* Whoever keeps knocking must not keep us from either. */
+		if (n <= 0 || now_ms() - looked_ms >= 100) {
+			looked_ms = now_ms();
+			if (wants_to_give_up())
+				return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
+			if (looked_ms >= deadline)
+				return not_come(w, served);
+		}
+		if (n > 0 && !serve_one(listener, ring, served, w->local_size, &left))
+			return fail(ACCEL_E_UNREACHABLE, "joining: accept: %s",
+				    strerror(errno));
 	}
 	return 0;
 }
@@ -417,11 +431,42 @@ static int bind_to(const char *name)
 	return take_fd(&fd);
 }
 
+static int fail_foreign(const char *name)
+{
+	return fail(ACCEL_E_UNREACHABLE,
+		    "joining: another user holds the abstract socket %s; give the job "
+		    "another identity (MASTER_PORT, or torchrun --rdzv-id)",
+		    name);
+}
+
 static void sleep_ms(int ms)
 {
 	struct timespec t = { ms / 1000, (long)(ms % 1000) * 1000000 };
 
 	(void)nanosleep(&t, NULL);
+}
+
+/* Who listens on a name: 0 nobody, -EPERM another user, else it is taken and
+ * *@ret_pid the process, 0 where its pid means nothing here. */
+static int holder_of(const char *name, int *ret_pid)
+{
+	/* Nobody ever accepts, so once the queue is full a connection would wait. */
+	OWN_FD int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	struct sockaddr_un a;
+	socklen_t len = address_of(&a, name, true);
+
+	*ret_pid = 0;
+	if (fd < 0)
+		return -errno;
+	if (connect(fd, (struct sockaddr *)&a, len) < 0)
+		return errno == EAGAIN ? 1 : 0;
+	if (!is_same_user(fd))
+		return -EPERM;
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0)
+		*ret_pid = peer.pid;
+	return 1;
 }
 
 /* An earlier program of the same wrapper may still hold the name. */
@@ -431,6 +476,10 @@ static int bind_when_free(const accel_world *w, const char *name)
 	int fd;
 
 	while ((fd = bind_to(name)) == -EADDRINUSE && now_ms() < deadline) {
+		int pid;
+
+		if (holder_of(name, &pid) == -EPERM)
+			return fail_foreign(name);
 		sleep_ms(RETRY_MS);
 		if (wants_to_give_up())
 			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
@@ -444,18 +493,6 @@ static int bind_when_free(const accel_world *w, const char *name)
 
 /* ---- one process for each rank -------------------------------------------------------
  */
-
-/* The process that listens on a name, or 0. */
-static int holder_of(const char *name)
-{
-	struct ucred peer;
-	socklen_t len = sizeof(peer);
-	OWN_FD int fd = connect_to(name, true);
-
-	if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
-		return 0;
-	return peer.pid;
-}
 
 /* Forks do not hold the name: it is this process that is the rank. */
 static int held_name = -1;
@@ -484,7 +521,7 @@ void release_name(accel_world *w)
 
 static bool is_alive(int pid)
 {
-	return pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
+	return kill(pid, 0) == 0 || errno != ESRCH;
 }
 
 /*
@@ -499,7 +536,7 @@ static int claim_name(accel_world *w, const char *ring_name)
 
 	(void)snprintf(name, sizeof(name), "%s-%d", ring_name, w->local_rank);
 	for (;;) {
-		int fd = bind_to(name), holder;
+		int fd = bind_to(name), pid, r;
 
 		if (fd >= 0) {
 			hold_name(w, fd);
@@ -509,10 +546,12 @@ static int claim_name(accel_world *w, const char *ring_name)
 			return fail(ACCEL_E_UNREACHABLE,
 				    "joining: bind the abstract socket %s: %s", name,
 				    strerror(-fd));
-		holder = holder_of(name);
+		r = holder_of(name, &pid);
+		if (r == -EPERM)
+			return fail_foreign(name);
 		/* A fork of ours that has just begun still has its copy. */
-		if (holder != w->pid && is_alive(holder))
-			return fail_owned(w, (uint32_t)holder);
+		if (r > 0 && pid != w->pid && (!pid || is_alive(pid)))
+			return fail_owned(w, (uint32_t)pid);
 		if (wants_to_give_up())
 			return fail(ACCEL_E_INTERRUPTED, "joining: interrupted");
 		if (now_ms() >= deadline)
@@ -555,8 +594,7 @@ static int fetch_ring(accel_world *w, const char *name)
 	int r;
 
 	if (fd == -EPERM)
-		return fail(ACCEL_E_UNREACHABLE,
-			    "joining: another user holds the abstract socket %s", name);
+		return fail_foreign(name);
 	if (fd < 0 || send(fd, &rank, sizeof(rank), MSG_NOSIGNAL) != sizeof(rank) ||
 	    receive_with(fd, &answer, 1, &ring, 1) <= 0)
 		return 0;

@@ -115,14 +115,40 @@ static uint32_t slots_of_gather(const accel_world *w, uint64_t number)
 	return most;
 }
 
+/* All ranks' data lies at the same place of the arenas, or of none, or of some. */
+enum places { IN_ARENAS, IN_NONE, IN_SOME };
+
+static enum places places_of(const accel_world *w, uint64_t number)
+{
+	const struct head *first = &slot_of(w, w->active[0], number)->head;
+	int n = 0;
+
+	for (int p = 0; p < w->n_active; p++) {
+		const struct head *head = &slot_of(w, w->active[p], number)->head;
+
+		n += head->flags & HEAD_ARENA ? 1 : 0;
+		if ((head->flags & HEAD_ARENA) && head->tag != first->tag)
+			return IN_SOME;
+	}
+	return !n ? IN_NONE : n == w->n_active ? IN_ARENAS : IN_SOME;
+}
+
+/* Where some have not sent data with their heads, all send it again behind them. */
+static uint32_t slots_of_reduce(const accel_world *w, const struct head *head,
+				uint64_t number)
+{
+	enum places places = places_of(w, number);
+	uint32_t n = chunks_of(head->bytes, chunk_of(w, head->bytes));
+
+	return places == IN_ARENAS ? 1 : places == IN_NONE ? n : n + 1;
+}
+
 uint32_t slots_of_call(const accel_world *w, const struct head *head, uint64_t number)
 {
 	switch (head->kind) {
 	case KIND_REDUCE:
 	case KIND_BACKWARD:
-		if (head->flags & HEAD_ARENA)
-			return 1;
-		return chunks_of(head->bytes, chunk_of(w, head->bytes));
+		return slots_of_reduce(w, head, number);
 	case KIND_PREPARE:
 		if (head->flags & HEAD_KEEP)
 			return 1;
@@ -366,15 +392,15 @@ int flow_reduce(accel_world *w, const struct piece *pieces, size_t n, int dtype,
 			  .factor = factor,
 			  .element = dtype_size(dtype) };
 	struct cursor first = { pieces, 0 };
+	enum places places;
+	uint32_t n_slots;
 	struct slot *slot;
 	int r;
 
 	f.chunk = chunk_of(w, f.bytes);
 	f.n_chunks = chunks_of(f.bytes, f.chunk);
-	if (in_arena(w, pieces, n, &w->head.tag)) {
+	if (in_arena(w, pieces, n, &w->head.tag))
 		w->head.flags |= HEAD_ARENA;
-		f.n_chunks = 1;
-	}
 	r = call_begin(w, &slot);
 	if (r < 0)
 		return r;
@@ -383,12 +409,21 @@ int flow_reduce(accel_world *w, const struct piece *pieces, size_t n, int dtype,
 	r = call_meet(w);
 	if (r < 0)
 		return r;
+	places = places_of(w, w->next);
+	n_slots = slots_of_reduce(w, &w->head, w->next);
+	if (places == IN_SOME) {
+		f.base++;
+		first = (struct cursor){ pieces, 0 };
+		r = send_chunk(&f, &first, 0);
+		if (r < 0)
+			return r;
+	}
 	f.place = place_of(w);
 	f.slice = round_up((f.chunk + (size_t)w->n_active - 1) / (size_t)w->n_active,
 			   CACHE_LINE);
 	if (op == ACCEL_MEAN && factor == 0)
 		f.factor = 1.0 / w->n_active;
-	if (w->head.flags & HEAD_ARENA)
+	if (places == IN_ARENAS)
 		r = reduce_in_arenas(&f, pieces);
 	else if (w->n_active <= 2 || f.bytes <= SMALL)
 		r = reduce_by_chunks(&f, pieces);
@@ -396,7 +431,7 @@ int flow_reduce(accel_world *w, const struct piece *pieces, size_t n, int dtype,
 		r = reduce_by_slices(&f, pieces);
 	if (r < 0)
 		return r;
-	call_end(w, f.n_chunks);
+	call_end(w, n_slots);
 	return 0;
 }
 

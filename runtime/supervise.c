@@ -141,5 +141,5 @@ void accel_fail(accel_world *w, const char *text)
 		       w->rank, w->pid, line);
 	__atomic_store_n(&cell_of(w, w->local_rank)->state, PAGE_FAILED,
 			 __ATOMIC_SEQ_CST);
-	(void)break_world(w, ACCEL_E_LOST, w->rank, sentence);
+	tell_why(w, ACCEL_E_LOST, w->rank, sentence);
 }

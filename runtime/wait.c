@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,7 @@
 #include "base/own.h"
 #include "runtime/world.h"
 
-enum { LOOK_MS = 100, MOVE_MS = 50 };
+enum { LOOK_MS = 100, MOVE_MS = 50, LEAVE_MS = 900, LEAVE_STEP_MS = 5 };
 
 static inline void pause_cpu(void)
 {
@@ -77,8 +78,8 @@ uint32_t note_cpu(accel_world *w)
 
 /* ---- who still lives ---------------------------------------------------------- */
 
-/* State and start time of a process; false when there is none. */
-static bool read_stat(int pid, char *ret_state, uint64_t *ret_start)
+/* State, threads and start time of a process; false when that is not to be had. */
+static bool read_stat(int pid, char *ret_state, long *ret_threads, uint64_t *ret_start)
 {
 	char path[32], text[1024], *at;
 	OWN_FD int fd = -1;
@@ -95,8 +96,12 @@ static bool read_stat(int pid, char *ret_state, uint64_t *ret_start)
 		return false;
 	*ret_state = at[2];
 	/* Fields are counted from 1; the state is the third, the start the 22nd. */
-	for (int field = 3; at && field <= 22; field++)
+	*ret_threads = 0;
+	for (int field = 3; at && field <= 22; field++) {
+		if (field == 21) /* so far at the 20th */
+			*ret_threads = strtol(at, NULL, 10);
 		at = strchr(at + 1, ' ');
+	}
 	*ret_start = at ? strtoull(at, NULL, 10) : 0;
 	return true;
 }
@@ -104,9 +109,10 @@ static bool read_stat(int pid, char *ret_state, uint64_t *ret_start)
 uint64_t start_time_of(int pid)
 {
 	uint64_t start;
+	long threads;
 	char state;
 
-	return read_stat(pid, &state, &start) ? start : 0;
+	return read_stat(pid, &state, &threads, &start) ? start : 0;
 }
 
 uint64_t own_pid_namespace(void)
@@ -132,22 +138,31 @@ static enum life life_by_lock(const accel_world *w, const struct cell *cell)
 enum life life_of(const accel_world *w, const struct cell *cell)
 {
 	uint64_t start;
+	long threads;
 	char state;
 
-	if ((int)cell->owner == w->pid)
+	if (cell == cell_of(w, w->local_rank))
 		return LIFE_ALIVE;
+	/* Pids of different namespaces may be equal. */
 	if (!w->pid_namespace || cell->pid_namespace != w->pid_namespace)
 		return life_by_lock(w, cell);
-	if (!read_stat((int)cell->owner, &state, &start))
+	if ((int)cell->owner == w->pid)
+		return LIFE_ALIVE;
+	/* Without descriptors, memory or /proc nothing is known but this. */
+	if (!read_stat((int)cell->owner, &state, &threads, &start))
+		return kill((pid_t)cell->owner, 0) < 0 && errno == ESRCH ? LIFE_GONE
+									 : LIFE_ALIVE;
+	if (cell->start_time && start != cell->start_time)
 		return LIFE_GONE;
-	if (state == 'Z' || state == 'X' || start != cell->start_time)
+	/* A main thread that has ended is a zombie while others run. */
+	if (state == 'X' || (state == 'Z' && threads <= 1))
 		return LIFE_GONE;
 	return state == 'T' || state == 't' ? LIFE_STOPPED : LIFE_ALIVE;
 }
 
 /* ---- the end of a world --------------------------------------------------------- */
 
-int break_world(accel_world *w, int code, int rank, const char *text)
+void tell_why(accel_world *w, int code, int rank, const char *text)
 {
 	struct ring_page *ring = w->ring;
 	uint32_t nobody = 0;
@@ -160,6 +175,11 @@ int break_world(accel_world *w, int code, int rank, const char *text)
 		__atomic_store_n(&ring->abort_state, 2, __ATOMIC_SEQ_CST);
 		wake_all(w);
 	}
+}
+
+int break_world(accel_world *w, int code, int rank, const char *text)
+{
+	tell_why(w, code, rank, text);
 	return world_broken(w);
 }
 
@@ -235,12 +255,26 @@ static int timed_out(accel_world *w, int rank)
 
 /* ---- waiting ---------------------------------------------------------------------- */
 
+/*
+ * A rank that has left ends its process soon. Whoever watches the job is to see that
+ * first, and how it ended, and us give up second: the other way round we would look
+ * like the cause.
+ */
+static void see_it_end(const accel_world *w, const struct cell *cell)
+{
+	for (int ms = 0; ms < LEAVE_MS && life_of(w, cell) != LIFE_GONE;
+	     ms += LEAVE_STEP_MS)
+		(void)usleep(LEAVE_STEP_MS * 1000);
+}
+
 /* Has the rank gone without doing what we wait for? */
 static int look_at(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
 	struct cell *cell = cell_of(w, rank);
-	uint32_t state = __atomic_load_n(&cell->state, __ATOMIC_SEQ_CST);
+	/* In this order: a rank sets its state before it counts itself, so a new
+	 * generation never goes with the end of the one before. */
 	uint32_t generation = __atomic_load_n(&cell->generation, __ATOMIC_SEQ_CST);
+	uint32_t state = __atomic_load_n(&cell->state, __ATOMIC_SEQ_CST);
 	const char *how = NULL;
 
 	if (state == PAGE_UNUSED || (int32_t)(generation - w->generation) < 0) {
@@ -256,6 +290,8 @@ static int look_at(accel_world *w, int rank, const uint64_t *word, uint64_t want
 		how = "has died";
 	if (!how || reached(word, want))
 		return 0;
+	if (state == PAGE_FINISHED)
+		see_it_end(w, cell);
 	return lost(w, rank, how);
 }
 
@@ -277,9 +313,13 @@ bool wants_to_give_up(void)
 
 static int interrupted(accel_world *w)
 {
-	char call[256];
+	char call[256], text[ABORT_TEXT];
 
 	describe(&w->head, call, sizeof(call));
+	(void)snprintf(text, sizeof(text),
+		       "rank %d was interrupted in %s and takes no further part", w->rank,
+		       call);
+	(void)break_world(w, ACCEL_E_LOST, w->rank, text);
 	w->broken = ACCEL_E_INTERRUPTED;
 	(void)snprintf(w->broken_text, sizeof(w->broken_text),
 		       "interrupted in %s; what the ranks did in it is unknown", call);
@@ -289,12 +329,11 @@ static int interrupted(accel_world *w)
 static int look_around(accel_world *w, int rank, const uint64_t *word, uint64_t want)
 {
 	uint64_t now = now_ms();
-	int r = world_broken(w);
+	/* First, since others may have been interrupted with us. */
+	int r = wants_to_give_up() ? interrupted(w) : world_broken(w);
 
 	if (!r)
 		r = look_at(w, rank, word, want);
-	if (!r && wants_to_give_up())
-		r = interrupted(w);
 	if (!w->deadline_ms)
 		w->deadline_ms = now + (uint64_t)w->timeout_s * 1000;
 	if (!r && now >= w->deadline_ms && !reached(word, want))
@@ -318,7 +357,7 @@ static int await_asleep(accel_world *w, int rank, const uint64_t *word, uint64_t
 		if (reached(word, want))
 			break;
 		if (__atomic_load_n(&w->ring->abort_state, __ATOMIC_SEQ_CST)) {
-			r = world_broken(w);
+			r = look_around(w, rank, word, want);
 			break;
 		}
 		how = futex_wait(&cell->bell, bell, LOOK_MS);

@@ -53,12 +53,26 @@ static void copy_text(char *to, size_t size, const char *text, const char *other
 
 int fail_owned(const accel_world *w, uint32_t pid)
 {
+	static const struct {
+		const char *launcher, *unset;
+	} ways[] = {
+		{ "mpirun", "-u OMPI_COMM_WORLD_SIZE" },
+		{ "hydra", "-u PMI_SIZE" },
+		{ "srun", "-u SLURM_STEP_ID" },
+	};
+	const char *unset = "-u RANK -u WORLD_SIZE";
+	char who[32] = "another process";
+
+	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
+		if (w->launcher && strcmp(w->launcher, ways[i].launcher) == 0)
+			unset = ways[i].unset;
+	if (pid)
+		(void)snprintf(who, sizeof(who), "process %u", pid);
 	return fail(ACCEL_E_OWNED,
-		    "process %u is rank %d of this job already, and process %d has its "
+		    "%s is rank %d of this job already, and process %d has its "
 		    "environment; to run a program by itself in there, start it with\n"
-		    "    env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE -u "
-		    "ACCEL_JOB -u ACCEL_SOCKET -u ACCEL_CONTROL_FD ...",
-		    pid, w->rank, w->pid);
+		    "    env %s ...",
+		    who, w->rank, w->pid, unset);
 }
 
 /*
@@ -67,14 +81,27 @@ int fail_owned(const accel_world *w, uint32_t pid)
  */
 static int claim(const accel_world *w, uint32_t *owner, uint32_t *state)
 {
-	uint32_t old = __atomic_load_n(owner, __ATOMIC_SEQ_CST);
-	bool is_free = !old || __atomic_load_n(state, __ATOMIC_SEQ_CST) == PAGE_FINISHED;
+	uint32_t old = __atomic_load_n(owner, __ATOMIC_SEQ_CST), nobody = 0;
+	uint32_t finished = PAGE_FINISHED;
+	/* Of several that come at once, one changes the word that says it is free. */
+	bool is_ours =
+		old ? __atomic_compare_exchange_n(state, &finished, PAGE_JOINED, false,
+						  __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
+		    : __atomic_compare_exchange_n(owner, &nobody, (uint32_t)w->pid, false,
+						  __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 
-	if (is_free && __atomic_compare_exchange_n(owner, &old, (uint32_t)w->pid, false,
-						   __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+	if (is_ours) {
+		__atomic_store_n(owner, (uint32_t)w->pid, __ATOMIC_SEQ_CST);
 		__atomic_store_n(state, PAGE_JOINED, __ATOMIC_SEQ_CST);
 		return 0;
 	}
+	old = __atomic_load_n(owner, __ATOMIC_SEQ_CST);
+	if (old == (uint32_t)w->pid)
+		return fail(ACCEL_E_LOST,
+			    "process %u was rank %d already before it ran this program "
+			    "(exec): call accel_finish() before exec, or start the job "
+			    "again",
+			    old, w->rank);
 	if (kill((pid_t)old, 0) < 0 && errno == ESRCH)
 		return fail(
 			ACCEL_E_LOST,
@@ -168,6 +195,7 @@ static accel_world *world_new(const struct identity *id)
 		free(w);
 		return NULL;
 	}
+	w->launcher = id->launcher;
 	w->rank = id->rank;
 	w->size = id->size;
 	w->local_rank = id->local_rank;

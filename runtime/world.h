@@ -35,6 +35,8 @@ enum kind {
 	N_KINDS,
 };
 
+enum { LABEL_MAX = 48 };
+
 enum head_flag {
 	HEAD_ARENA = 1, /* the data lies in the arenas: no copies */
 	HEAD_KEEP = 2,
@@ -49,13 +51,13 @@ struct head {
 	uint32_t generation; /* of the rank's process */
 	int32_t n_dims;
 	uint64_t dims[ACCEL_MAX_DIMS];
+	char label[LABEL_MAX]; /* what the program calls it; ends with 0 */
 };
 
 struct slot {
 	uint64_t seq;  /* number + 1 when valid */
 	uint64_t done; /* number + 1 when this rank's share is reduced */
 	struct head head;
-	_Alignas(CACHE_LINE) uint8_t pad[CACHE_LINE];
 };
 
 struct cell {
@@ -82,6 +84,7 @@ enum pending { NOTHING_PENDING, GATHER_PENDING, BACKWARD_PENDING };
 
 struct accel_world {
 	int rank, size, local_rank, local_size;
+	const char *launcher; /* or NULL */
 	char device[32], precision[16];
 
 	struct control_page *page; /* or NULL */
@@ -110,6 +113,7 @@ struct accel_world {
 	/* The collective that runs. */
 	int n_active, *active; /* local ranks that take part */
 	struct head head;      /* what this rank wants */
+	char label[LABEL_MAX]; /* of the next one */
 
 	struct region *regions; /* of the arenas that are mapped */
 	uint64_t arena_used;    /* bytes of each arena */
@@ -182,6 +186,10 @@ void announce(accel_world *w, uint64_t *word, uint64_t value);
 
 /* Wake whoever waits for any rank of the ring. */
 void wake_all(accel_world *w);
+
+/* Write for all ranks why the world breaks, unless somebody did already. From any
+ * thread. */
+void tell_why(accel_world *w, int code, int rank, const char *text);
 
 /* Break the world for all ranks, unless somebody did already: what @rank has done
  * or not done. Returns the code that everybody gets. */

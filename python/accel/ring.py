@@ -35,7 +35,12 @@ class Ring:
         if code < 0:
             _lib.check(code)
         counts = rows[:]
-        out = torch.empty((sum(counts), *tensor.shape[1:]), dtype=tensor.dtype)
+        try:
+            out = torch.empty((sum(counts), *tensor.shape[1:]), dtype=tensor.dtype)
+        except BaseException:
+            # The others wait for the second half of the call.
+            library.accel_gather_into(self.handle, None)
+            raise
         code = library.accel_gather_into(self.handle, out.data_ptr())
         if code < 0:
             _lib.check(code)
