@@ -42,6 +42,22 @@ static void describe_place(char *out, size_t size, const struct msg_verdict *v,
 			       (double)us / 1e6, v->pid);
 }
 
+/* A traceback is printed by the program as well as reported. */
+static bool tail_says_the_same(const struct msg_verdict *v)
+{
+	struct slice line = v->message;
+	const uint8_t *nl;
+
+	while (line.len && line.data[line.len - 1] == '\n')
+		line.len--;
+	nl = line.len ? memrchr(line.data, '\n', line.len) : NULL;
+	if (nl) {
+		line.len -= (size_t)(nl + 1 - line.data);
+		line.data = nl + 1;
+	}
+	return line.len && memmem(v->tail.data, v->tail.len, line.data, line.len);
+}
+
 static void say_failure(struct screen *s, const struct msg_verdict *v,
 			const struct run_options *o)
 {
@@ -59,7 +75,7 @@ static void say_failure(struct screen *s, const struct msg_verdict *v,
 		screen_say(s, "  what it says went wrong:");
 		say_lines(s, v->message);
 	}
-	if (v->tail.len && v->n_workers > 1) {
+	if (v->tail.len && v->n_workers > 1 && !tail_says_the_same(v)) {
 		screen_say(s, "  its last lines (%.*s):", (int)v->tail_path.len,
 			   (const char *)v->tail_path.data);
 		say_lines(s, v->tail);

@@ -444,6 +444,21 @@ def test_what_a_program_says_went_wrong_is_passed_on(cluster: Cluster, written: 
     assert r.report["first_failure"]["message"] == "ValueError: bad sample"
 
 
+@pytest.mark.parametrize("printed", ["ValueError: bad sample", "something else"])
+def test_what_was_printed_as_well_as_reported_is_shown_once(cluster: Cluster, printed: str) -> None:
+    report = '{"message": "Traceback\\nValueError: bad sample"}'
+    r = cluster.launch(
+        "-n",
+        "2",
+        "sh",
+        "-c",
+        f"[ $RANK = 1 ] || exec sleep 60; echo '{report}' >\"$TORCHELASTIC_ERROR_FILE\"; "
+        f"echo '{printed}' >&2; exit 5",
+    )
+    assert "  | ValueError: bad sample" in r.talk
+    assert ("its last lines" in r.talk) == (printed == "something else")
+
+
 def test_a_failure_that_hangs_in_its_exit_is_still_the_first(cluster: Cluster) -> None:
     """Rank 0 fails and is slow to leave; rank 1 fails because of that, and is quick."""
     ready = cluster.fifo()
