@@ -452,7 +452,7 @@ def test_what_was_printed_as_well_as_reported_is_shown_once(cluster: Cluster, pr
         "2",
         "sh",
         "-c",
-        f"[ $RANK = 1 ] || exec sleep 60; echo '{report}' >\"$TORCHELASTIC_ERROR_FILE\"; "
+        f"[ $RANK = 1 ] || exec sleep 60; printf %s '{report}' >\"$TORCHELASTIC_ERROR_FILE\"; "
         f"echo '{printed}' >&2; exit 5",
     )
     assert "  | ValueError: bad sample" in r.talk
