@@ -1,7 +1,8 @@
 /*
  * Learn to read handwritten digits, in C, on any number of processes.
  *
- *     cc -O3 digits.c $(pkg-config --cflags --libs accel) -lm -o digits
+ *     cc -O3 digits.c $(pkg-config --cflags --libs accel) -lm -o digits \
+ *             -Wl,-rpath,$(pkg-config --variable=libdir accel)
  *     accel launch -n 2 ./digits digits.bin
  *     ./digits digits.bin
  *
