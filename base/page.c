@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/err.h"
 #include "base/own.h"
@@ -14,6 +16,7 @@ enum {
 	RING_PAGE = 4096,      /* room of the head, and what everything is aligned to */
 	MAX_SLOT = 256 * 1024, /* fits a core's second-level cache several times */
 	MIN_SLOT = 16 * 1024,
+	SMALL_CHUNK = 64 * 1024,
 	SLOTS_TOTAL = 64 << 20, /* what all slots may come to */
 };
 
@@ -70,6 +73,17 @@ static uint32_t slot_bytes_for(uint32_t n_ranks)
 	return bytes;
 }
 
+/*
+ * Small chunks stay in a core's second-level cache from one use to the next; but each
+ * is a wait, which is a sleep where ranks share cores.
+ */
+static uint32_t chunk_bytes_for(uint32_t n_ranks, uint32_t slot_bytes)
+{
+	bool has_cores = sysconf(_SC_NPROCESSORS_ONLN) >= (long)n_ranks;
+
+	return has_cores && slot_bytes > SMALL_CHUNK ? SMALL_CHUNK : slot_bytes;
+}
+
 /* A file larger than the limit on files would end this process by SIGXFSZ. */
 static uint64_t file_limit(void)
 {
@@ -100,6 +114,7 @@ int ring_new(int *ret_fd, uint64_t *ret_inode, const uint8_t *nonce, uint32_t n_
 		.cells = RING_PAGE,
 	};
 
+	page.chunk_bytes = chunk_bytes_for(n_ranks, page.slot_bytes);
 	if (n_ranks < 1 || n_ranks > MAX_LOCAL_RANKS)
 		return err_set(err, -EINVAL,
 			       "%u ranks on one machine, where 1 to %d can be", n_ranks,

@@ -80,6 +80,9 @@ struct ring_page {
 	int32_t abort_code;
 	uint32_t reserved;
 	char abort_text[ABORT_TEXT];
+
+	uint32_t chunk_bytes; /* what a reduce or broadcast puts into a slot */
+	uint32_t reserved_too;
 };
 
 /*

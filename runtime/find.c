@@ -93,9 +93,11 @@ static bool is_sound(const struct ring_page *ring, uint64_t file_size)
 	return ring->magic == RING_MAGIC && ring->n_ranks >= 1 &&
 	       ring->n_ranks <= MAX_LOCAL_RANKS && ring->n_slots == RING_SLOTS &&
 	       ring->slot_bytes >= 4096 && ring->slot_bytes <= 1 << 24 &&
-	       ring->slot_bytes % 4096 == 0 && ring->cells >= sizeof(*ring) &&
-	       ring->cells < file_size && ring->slots < file_size &&
-	       ring->cells % CACHE_LINE == 0 && ring->slots % CACHE_LINE == 0 &&
+	       ring->slot_bytes % 4096 == 0 && ring->chunk_bytes >= 4096 &&
+	       ring->chunk_bytes <= ring->slot_bytes && ring->chunk_bytes % 4096 == 0 &&
+	       ring->cells >= sizeof(*ring) && ring->cells < file_size &&
+	       ring->slots < file_size && ring->cells % CACHE_LINE == 0 &&
+	       ring->slots % CACHE_LINE == 0 &&
 	       ring->slots >= ring->cells + (uint64_t)ring->n_ranks * CELL_BYTES &&
 	       ring->arenas >= ring->slots + slots && ring->arenas <= file_size &&
 	       ring->arena_bytes <= (file_size - ring->arenas) / ring->n_ranks;

@@ -84,10 +84,10 @@ static size_t round_up(size_t n, size_t to)
 	return (n + to - 1) / to * to;
 }
 
-/* Everybody computes the same: it depends on what was compared, and on constants. */
+/* Everybody computes the same: it depends on what was compared, and on the ring. */
 static size_t chunk_of(const accel_world *w, uint64_t bytes)
 {
-	size_t max = w->ring->slot_bytes, chunk;
+	size_t max = w->ring->chunk_bytes, chunk;
 
 	if (bytes <= MIN_CHUNK)
 		return MIN_CHUNK < max ? MIN_CHUNK : max;
