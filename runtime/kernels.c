@@ -200,6 +200,14 @@ CLONES static void average2(float *to, const float *a, const float *b, size_t n,
 		to[i] = (a[i] + b[i]) * factor;
 }
 
+/* The same in the arenas: one rank does it for both. */
+CLONES static void average_both(float *restrict a, float *restrict b, size_t n,
+				float factor)
+{
+	for (size_t i = 0; i < n; i++)
+		a[i] = b[i] = (a[i] + b[i]) * factor;
+}
+
 typedef void combine_fn(int op, void *const *to, int n_to, const void *const *sources,
 			int n, size_t count, double factor);
 
@@ -214,8 +222,14 @@ static combine_fn *const combiners[] = {
 void combine(int dtype, int op, void *const *to, int n_to, const void *const *sources,
 	     int n, size_t count, double factor)
 {
-	if (dtype == ACCEL_FLOAT32 && op <= ACCEL_MEAN && n == 2 && n_to == 1 &&
-	    (to[0] == sources[0] || to[0] == sources[1])) {
+	bool is_pair = dtype == ACCEL_FLOAT32 && op <= ACCEL_MEAN && n == 2;
+
+	if (is_pair && n_to == 2 && to[0] == sources[0] && to[1] == sources[1] &&
+	    to[0] != to[1]) {
+		average_both(to[0], to[1], count, (float)factor);
+		return;
+	}
+	if (is_pair && n_to == 1 && (to[0] == sources[0] || to[0] == sources[1])) {
 		average2(to[0], sources[0], sources[1], count, (float)factor);
 		return;
 	}

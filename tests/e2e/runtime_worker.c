@@ -10,17 +10,20 @@
  * lines joined by " | ". The status is the last error, made positive. A call whose
  * result is wrong ends the program with 97, wrong words with 98.
  *
- * After "watch FIFO" each call that has to wait for others says so in the FIFO, once.
+ * After "watch FIFO" each call that has to wait for others says so in the FIFO, once:
+ * when it first looks around, or for the Nth time after "looks N".
  */
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -67,8 +70,9 @@ static uint64_t rows[MAX_RANKS];
 static float *arena;
 static int last_error;
 static int rank_now = -1;
-static const char *watch_fifo;
-static int has_told; /* that the call waits */
+static int watch_fd = -1;
+static int n_looks; /* of the call that waits */
+static int looks_to_tell = 1;
 static int gives_up;
 static int is_quiet;
 
@@ -98,26 +102,31 @@ __attribute__((noreturn)) static void wrong(const char *what)
 	_exit(97);
 }
 
-static void tell(const char *fifo, const char *word)
+static int open_to_tell(const char *fifo)
+{
+	int fd = open(fifo, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+
+	if (fd < 0)
+		_exit(99);
+	return fd;
+}
+
+static void tell(int fd, const char *word)
 {
 	const char *rank = getenv("RANK");
 	char line[256];
-	int fd = open(fifo, O_WRONLY | O_NONBLOCK | O_CLOEXEC), n;
+	int n = snprintf(line, sizeof(line), "%s %s %d\n", word, rank ? rank : "-",
+			 (int)getpid());
 
-	n = snprintf(line, sizeof(line), "%s %s %d\n", word, rank ? rank : "-",
-		     (int)getpid());
-	if (fd < 0 || write(fd, line, (size_t)n) != n)
+	if (write(fd, line, (size_t)n) != n)
 		_exit(99);
-	(void)close(fd);
 }
 
 static int on_wait(void *data)
 {
 	(void)data;
-	if (watch_fifo && !has_told) {
-		has_told = 1;
-		tell(watch_fifo, "waiting");
-	}
+	if (watch_fd >= 0 && ++n_looks == looks_to_tell)
+		tell(watch_fd, "waiting");
 	return gives_up;
 }
 
@@ -149,7 +158,7 @@ static void say_error(const char *what, int r)
 /* What a call gave; true when it went well. */
 static int went_well(const char *what, int r)
 {
-	has_told = 0;
+	n_looks = 0;
 	if (r < 0) {
 		last_error = r;
 		say_error(what, r);
@@ -437,7 +446,12 @@ static void do_fail(char **args)
 
 static void do_watch(char **args)
 {
-	watch_fifo = args[0];
+	watch_fd = open_to_tell(args[0]);
+}
+
+static void do_looks(char **args)
+{
+	looks_to_tell = atoi(args[0]);
 }
 
 static void do_give_up(char **args)
@@ -448,7 +462,10 @@ static void do_give_up(char **args)
 
 static void do_ready(char **args)
 {
-	tell(args[0], "ready");
+	int fd = open_to_tell(args[0]);
+
+	tell(fd, "ready");
+	(void)close(fd);
 }
 
 /* Until somebody writes a byte into the FIFO. */
@@ -474,6 +491,16 @@ static void do_pause(char **args)
 static void do_exit(char **args)
 {
 	exit(atoi(args[0]));
+}
+
+/* Stay for some milliseconds. */
+static void do_linger(char **args)
+{
+	long ms = atol(args[0]);
+	struct timespec left = { ms / 1000, ms % 1000 * 1000000 };
+
+	while (nanosleep(&left, &left) < 0 && errno == EINTR)
+		;
 }
 
 static void do_raise(char **args)
@@ -523,6 +550,36 @@ static void do_mixed(char **args)
 	do_stop(args);
 }
 
+/* The rest in another thread; the main one ends. */
+static void *rest_of_words(void *rest)
+{
+	run_words(rest);
+	exit(-last_error);
+}
+
+__attribute__((noreturn)) static void do_move(char **args)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, rest_of_words, args))
+		_exit(99);
+	pthread_exit(NULL);
+}
+
+/* From here on N more descriptors can be opened. */
+static void do_descriptors(char **args)
+{
+	struct rlimit limit;
+	int fd = dup(STDOUT_FILENO);
+
+	if (fd < 0 || getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		_exit(99);
+	(void)close(fd);
+	limit.rlim_cur = (rlim_t)fd + strtoul(args[0], NULL, 10);
+	if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+		_exit(99);
+}
+
 static void wait_for(pid_t pid)
 {
 	int status;
@@ -563,17 +620,23 @@ static void do_heir(char **args)
 	(void)close(ends[0]);
 }
 
-/* One word in another process, started with this one's environment. */
-static void do_spawn(char **args)
+/* One word, by this program begun anew: the process stays the same. */
+__attribute__((noreturn)) static void do_exec(char **args)
 {
 	static char self[] = "runtime_worker";
 	char *argv[] = { self, args[0], NULL };
+
+	(void)execv("/proc/self/exe", argv);
+	_exit(99);
+}
+
+/* One word in another process, started with this one's environment. */
+static void do_spawn(char **args)
+{
 	pid_t pid = fork();
 
-	if (!pid) {
-		(void)execv("/proc/self/exe", argv);
-		_exit(99);
-	}
+	if (!pid)
+		do_exec(args);
 	wait_for(pid);
 }
 
@@ -602,22 +665,43 @@ static void do_held(char **args)
 }
 
 static const struct word words_known[] = {
-	{ "alloc", 0, do_alloc },       { "alloc-mib", 1, do_alloc_mib },
-	{ "backward", 0, do_backward }, { "backward-half", 0, do_backward_half },
-	{ "barrier", 0, do_barrier },   { "broadcast", 0, do_broadcast },
-	{ "exit", 1, do_exit },         { "fail", 1, do_fail },
-	{ "finish", 0, do_finish },     { "fork", 1, do_fork },
-	{ "gather", 0, do_gather },     { "gather-half", 0, do_gather_half },
-	{ "give-up", 0, do_give_up },   { "handle", 1, do_handle },
-	{ "heir", 0, do_heir },         { "held", 0, do_held },
-	{ "ignore", 1, do_ignore },     { "in-place", 0, do_in_place },
-	{ "join", 0, do_join },         { "large", 0, do_large },
-	{ "leave", 0, do_leave },       { "mixed", 0, do_mixed },
-	{ "pause", 0, do_pause },       { "prepare", 0, do_prepare },
-	{ "raise", 1, do_raise },       { "ready", 1, do_ready },
-	{ "small", 0, do_small },       { "spawn", 1, do_spawn },
-	{ "stop", 0, do_stop },         { "sum", 1, do_sum },
-	{ "times", 2, do_times },       { "wait", 1, do_wait },
+	{ "alloc", 0, do_alloc },
+	{ "alloc-mib", 1, do_alloc_mib },
+	{ "backward", 0, do_backward },
+	{ "backward-half", 0, do_backward_half },
+	{ "barrier", 0, do_barrier },
+	{ "broadcast", 0, do_broadcast },
+	{ "descriptors", 1, do_descriptors },
+	{ "exec", 1, do_exec },
+	{ "exit", 1, do_exit },
+	{ "fail", 1, do_fail },
+	{ "finish", 0, do_finish },
+	{ "fork", 1, do_fork },
+	{ "gather", 0, do_gather },
+	{ "gather-half", 0, do_gather_half },
+	{ "give-up", 0, do_give_up },
+	{ "handle", 1, do_handle },
+	{ "heir", 0, do_heir },
+	{ "held", 0, do_held },
+	{ "ignore", 1, do_ignore },
+	{ "in-place", 0, do_in_place },
+	{ "join", 0, do_join },
+	{ "large", 0, do_large },
+	{ "leave", 0, do_leave },
+	{ "linger", 1, do_linger },
+	{ "looks", 1, do_looks },
+	{ "mixed", 0, do_mixed },
+	{ "move", 0, do_move },
+	{ "pause", 0, do_pause },
+	{ "prepare", 0, do_prepare },
+	{ "raise", 1, do_raise },
+	{ "ready", 1, do_ready },
+	{ "small", 0, do_small },
+	{ "spawn", 1, do_spawn },
+	{ "stop", 0, do_stop },
+	{ "sum", 1, do_sum },
+	{ "times", 2, do_times },
+	{ "wait", 1, do_wait },
 	{ "watch", 1, do_watch },
 };
 

@@ -4,21 +4,25 @@ variables of torchrun."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, Fifo, Job, descendants, eventually, processes, send
+from cluster import NOBODY, Cluster, Fifo, Job, descendants, eventually, processes, send
 
 WAYS = ["accel", "torchrun"]
 BOTH_WAYS = pytest.mark.parametrize("way", WAYS)
@@ -256,15 +260,24 @@ def test_a_rank_is_killed_amid_heavy_traffic(cluster: Cluster, way: str) -> None
         assert int(found["ms"]) / 1000 - when < 1
 
 
+NEW_PIDS = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
 @ROOT_ONLY
-def test_a_rank_whose_pid_means_nothing_here_is_missed_too(cluster: Cluster) -> None:
+@pytest.mark.parametrize("inside", [(1,), (0, 1)], ids=["one", "both"])
+def test_a_rank_whose_pid_means_nothing_here_is_missed_too(
+    cluster: Cluster, inside: tuple[int, ...]
+) -> None:
+    """With both in namespaces of their own, each has the other's pid."""
     fifo = cluster.fifo()
-    prefix = {1: ["unshare", "--pid", "--fork", "--kill-child"]}
     words = ["join", "ready", fifo, "if", 1, "pause", "watch", fifo, "barrier"]
-    if subprocess.run([*prefix[1], "true"], check=False, capture_output=True).returncode:
+    if subprocess.run([*NEW_PIDS, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no new pid namespace can be made here")
-    ranks = Ranks(cluster, "torchrun", 2, *words, prefix=prefix)
-    assert pids(fifo, 2)[1] == 1
+    prefix = dict.fromkeys(inside, NEW_PIDS)
+    env = {"ACCEL_TIMEOUT": "10"}
+    ranks = Ranks(cluster, "torchrun", 2, *words, env=env, prefix=prefix)
+    own = pids(fifo, 2)
+    assert [own[rank] for rank in inside] == [1] * len(inside)
     fifo.take(1, "waiting")
     (pid,) = (p.pid for p in descendants(ranks.processes[1].pid))
     when = time.monotonic()
@@ -273,6 +286,80 @@ def test_a_rank_whose_pid_means_nothing_here_is_missed_too(cluster: Cluster) -> 
     assert found["code"] == "ACCEL_E_LOST"
     assert "rank 1 has died" in found["text"]
     assert int(found["ms"]) / 1000 - when < 1
+
+
+@BOTH_WAYS
+def test_an_interrupted_rank_that_lives_on_is_told_to_the_others_at_once(
+    cluster: Cluster, way: str
+) -> None:
+    """Rank 1 waits with it, rank 2 comes later."""
+    fifo, go, later = cluster.fifo(), cluster.fifo("go"), cluster.fifo("later")
+    words = ["join", "unless", 0, "ignore", int(signal.SIGTERM), "if", 0, "wait", go]
+    words += ["if", 2, "wait", later, "if", 1, "watch", fifo, "if", 0, "give-up", "barrier"]
+    words += ["if", 0, "ready", fifo, "if", 0, "pause"]
+    ranks = Ranks(cluster, way, 3, *words, env={"ACCEL_TIMEOUT": "10"})
+    fifo.take(1, "waiting")
+    go.release()
+    fifo.take(1, "ready")
+    when = time.monotonic()
+    later.release()
+    lines = ranks.wait(but=0)
+    assert error(lines[0][-1])["code"] == "ACCEL_E_INTERRUPTED"
+    for rank in (1, 2):
+        found = error(lines[rank][-1])
+        assert (found["call"], found["code"]) == ("barrier", "ACCEL_E_LOST")
+        assert "rank 0 was interrupted in barrier" in found["text"]
+        assert int(found["ms"]) / 1000 - when < 1
+
+
+def test_a_rank_that_left_and_then_failed_is_the_one_that_is_blamed(cluster: Cluster) -> None:
+    """It ends a while after it left, and those that waited for it end because of that."""
+    fifo, go = cluster.fifo(), cluster.fifo("go")
+    words = ["join", "watch", fifo, "if", 1, "wait", go, "if", 1, "finish"]
+    words += ["if", 1, "linger", 500, "if", 1, "exit", 42, "barrier"]
+    ranks = Ranks(cluster, "accel", 2, *words)
+    assert ranks.job
+    fifo.take(1, "waiting")
+    go.release()
+    r = ranks.job.wait()
+    assert r.code == 42, r.talk
+    failure = r.report["first_failure"]
+    assert (failure["rank"], failure["exit_code"]) == (1, 42)
+    block = r.talk.partition("accel: ")[2]
+    assert "rank 1" in block and re.search(r"(code|status) 42", block), block
+
+
+# --- ranks that only seem to be lost ----------------------------------------------------
+
+
+@BOTH_WAYS
+def test_a_rank_out_of_descriptors_takes_no_other_for_dead(cluster: Cluster, way: str) -> None:
+    fifo, go = cluster.fifo(), cluster.fifo("go")
+    words = ["join", "watch", fifo, "looks", 3, "if", 0, "descriptors", 0]
+    ranks = Ranks(cluster, way, 2, *words, "if", 1, "wait", go, "barrier", "small")
+    fifo.take(1, "waiting", timeout=5)
+    go.release()
+    lines = ranks.wait()
+    assert_all_well(lines)
+    assert last(lines, 0, 1) == ["small: ok"] * 2
+
+
+@BOTH_WAYS
+def test_a_rank_works_on_in_another_thread_after_its_main_thread(
+    cluster: Cluster, way: str
+) -> None:
+    fifo, go, later = cluster.fifo(), cluster.fifo("go"), cluster.fifo("later")
+    words = ["join", "ready", fifo, "watch", fifo, "looks", 3, "if", 1, "move"]
+    words += ["if", 0, "wait", go, "if", 1, "wait", later, "barrier", "small"]
+    ranks = Ranks(cluster, way, 2, *words)
+    pid = pids(fifo, 2)[1]
+    assert eventually(lambda: processes()[pid].state == "Z"), "the main thread goes on"
+    go.release()
+    fifo.take(1, "waiting", timeout=5)
+    later.release()
+    lines = ranks.wait()
+    assert_all_well(lines)
+    assert last(lines, 0, 1) == ["small: ok"] * 2
 
 
 # --- ranks that are suspended -----------------------------------------------------------
@@ -366,6 +453,64 @@ def test_a_child_with_the_environment_of_a_rank_is_none(cluster: Cluster, way: s
         assert found["code"] == "ACCEL_E_OWNED", found["text"]
         assert f"process {owners[rank]} is rank {rank}" in found["text"]
         assert met == ["barrier: ok", "small: ok"]
+
+
+def names_held(pid: int) -> set[str]:
+    """The abstract sockets a process has bound."""
+    links = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.add(os.readlink(fd))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    names = {row[7] for row in rows if len(row) > 7 and f"socket:[{row[6]}]" in links}
+    return {name[1:] for name in names if name.startswith("@")}
+
+
+def knock(name: str) -> None:
+    """Connect and go. BlockingIOError when nobody opened to the many before."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.setblocking(False)
+        s.connect("\0" + name)
+
+
+def test_however_many_asked_before_a_child_is_told_that_the_rank_is_taken(
+    cluster: Cluster,
+) -> None:
+    fifo, go = cluster.fifo(), cluster.fifo("go")
+    words = ["join", "ready", fifo, "if", 0, "wait", go, "if", 0, "spawn", "join", "barrier"]
+    ranks = Ranks(cluster, "torchrun", 2, *words, env={"ACCEL_TIMEOUT": "10"})
+    (name,) = names_held(pids(fifo, 2)[0])
+    with pytest.raises(BlockingIOError):
+        for _ in range(10000):
+            knock(name)
+    go.release()
+    lines = ranks.wait()
+    _, refused, met = lines[0]
+    assert error(refused)["code"] == "ACCEL_E_OWNED"
+    assert "is rank 0 of this job already" in error(refused)["text"]
+    assert [met, lines[1][-1]] == ["barrier: ok"] * 2
+
+
+def test_a_rank_that_executes_itself_is_told_what_it_has_missed(cluster: Cluster) -> None:
+    fifo, go = cluster.fifo(), cluster.fifo("go")
+    words = ["unless", 1, "ignore", int(signal.SIGTERM), "join", "ready", fifo, "watch", fifo]
+    words += ["if", 1, "wait", go, "if", 1, "exec", "join", "barrier"]
+    ranks = Ranks(cluster, "accel", 2, *words, env={"ACCEL_TIMEOUT": "10"})
+    pid = pids(fifo, 2)[1]
+    fifo.take(1, "waiting")
+    when = time.monotonic()
+    go.release()
+    lines = ranks.wait()
+    found = error(lines[1][-1])
+    assert (found["call"], found["code"]) == ("join", "ACCEL_E_LOST")
+    assert f"process {pid} was rank 1 already" in found["text"]
+    assert "call accel_finish() before exec" in found["text"]
+    found = error(lines[0][-1])
+    assert (found["call"], found["code"]) == ("barrier", "ACCEL_E_LOST")
+    assert "rank 1 " in found["text"]
+    assert int(found["ms"]) / 1000 - when < 1
 
 
 def in_a_row(cluster: Cluster, way: str, script: str) -> dict[int, list[str]]:
@@ -534,6 +679,84 @@ def test_who_joins_alone_is_told_who_is_missing(cluster: Cluster, rank: int) -> 
     found = error(line)
     assert found["code"] == "ACCEL_E_TIMEOUT"
     assert f"local rank {1 - rank}" in found["text"]
+
+
+def test_a_limit_on_files_is_an_error_of_the_first_rank_and_no_signal(cluster: Cluster) -> None:
+    prefix = {0: limited(resource.RLIMIT_FSIZE, 1 << 20)}
+    ranks = Ranks(cluster, "torchrun", 2, "join", prefix=prefix)
+    found = error(ranks.wait(but=1)[0][-1])
+    assert found["code"] == "ACCEL_E_MEMORY"
+    assert "shared memory of 2 ranks" in found["text"] and "`ulimit -f`" in found["text"]
+
+
+def test_a_rank_that_cannot_let_others_in_says_so(cluster: Cluster) -> None:
+    """Its two sockets and the ring are all it may open."""
+    words = ["if", 0, "descriptors", 3, "join"]
+    found = error(Ranks(cluster, "torchrun", 2, *words).wait(but=1)[0][-1])
+    assert found["code"] == "ACCEL_E_UNREACHABLE"
+    assert f"accept: {os.strerror(errno.EMFILE)}" in found["text"]
+
+
+def joining(
+    cluster: Cluster, rank: int, port: int, timeout: int
+) -> tuple[Ranks, subprocess.Popen[bytes], set[str]]:
+    """The rank of two in the middle of joining; the other one waits. The ranks, the process
+    and the sockets it has bound."""
+    fifo, go = cluster.fifo(f"ready-{len(cluster.fifos)}"), cluster.fifo(f"go-{port}-{rank}")
+    words = ["unless", rank, "wait", go, "watch", fifo, "join"]
+    env = {"ACCEL_TIMEOUT": str(timeout)}
+    ranks = Ranks(cluster, "torchrun", 2, *words, env=env, port=port)
+    fifo.take(1, "waiting")
+    process = ranks.processes[rank]
+    return ranks, process, names_held(process.pid)
+
+
+def test_who_keeps_knocking_does_not_put_off_the_deadline(cluster: Cluster) -> None:
+    ranks, process, names = joining(cluster, 0, next(ports), 1)
+    when = time.monotonic()
+    while process.poll() is None and time.monotonic() < when + 10:
+        try:
+            knock(min(names, key=len))
+        except ConnectionRefusedError:
+            break
+        time.sleep(0.005)  # no synchronisation: often
+    found = error(ranks.wait(but=1)[0][-1])
+    assert found["code"] == "ACCEL_E_TIMEOUT"
+    assert "local rank 1" in found["text"]
+    assert int(found["ms"]) / 1000 - when < 2
+
+
+@contextmanager
+def held_by_nobody(name: str) -> Iterator[None]:
+    """The abstract socket belongs to another user."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
+        s.bind("\0" + name)
+        os.seteuid(NOBODY)
+        try:
+            s.listen(4)
+        finally:
+            os.seteuid(0)
+        yield
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(("rank", "end"), [(0, ""), (0, "-0"), (1, ""), (1, "-1")])
+def test_a_socket_of_another_user_is_told_as_that(cluster: Cluster, rank: int, end: str) -> None:
+    port = next(ports)
+    ranks, _, names = joining(cluster, 0, port, 10)
+    for each in ranks.processes:
+        each.kill()
+    ranks.wait()
+    name = min(names, key=len) + end
+    with held_by_nobody(name):
+        when = time.monotonic()
+        env = Ranks.variables(rank, 2, port) | {"ACCEL_TIMEOUT": "10"}
+        code, (line,) = alone(cluster, "join", **env)
+    assert code == 8
+    found = error(line)
+    assert found["code"] == "ACCEL_E_UNREACHABLE"
+    assert f"another user holds the abstract socket {name}" in found["text"]
+    assert int(found["ms"]) / 1000 - when < 1
 
 
 @pytest.fixture

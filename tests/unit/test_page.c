@@ -200,10 +200,9 @@ static void more_ranks_than_a_ring_holds_are_refused_in_words(void **state)
 }
 
 /* With the soft limit on the size of files at @bytes, 0 or what ring_new() returned. */
-static int ring_under_limit(rlim_t bytes, struct ring_page *ret)
+static int ring_under_limit(rlim_t bytes, struct ring_page *ret, struct err *err)
 {
 	struct rlimit before, limit;
-	struct err e = { 0 };
 	uint64_t inode;
 	OWN_FD int fd = -1;
 	int r;
@@ -212,24 +211,44 @@ static int ring_under_limit(rlim_t bytes, struct ring_page *ret)
 	limit = before;
 	limit.rlim_cur = bytes;
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-	r = ring_new(&fd, &inode, nonce, 2, &e);
+	r = ring_new(&fd, &inode, nonce, 2, err);
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
 	if (!r)
 		*ret = read_ring(fd);
 	return r;
 }
 
-static void a_limit_on_files_shrinks_the_arenas_and_kills_nobody(void **state)
+static void a_limit_on_files_shrinks_the_arenas(void **state)
 {
 	struct ring_page page;
 
 	(void)state;
-	(void)signal(SIGXFSZ, SIG_IGN); /* as the supervisor does */
-	assert_int_equal(ring_under_limit(64 << 20, &page), 0);
+	assert_int_equal(ring_under_limit(64 << 20, &page, NULL), 0);
 	assert_true(page.size <= 64 << 20);
 	assert_true(page.arena_bytes >= 16 << 20);
-	assert_int_equal(ring_under_limit(1 << 20, &page), -EFBIG);
-	(void)signal(SIGXFSZ, SIG_DFL);
+}
+
+static sig_atomic_t n_signals;
+
+static void count_signal(int signo)
+{
+	(void)signo;
+	n_signals++;
+}
+
+static void a_limit_on_files_below_a_ring_is_told_in_words_and_by_no_signal(void **state)
+{
+	struct sigaction count = { .sa_handler = count_signal }, before;
+	struct ring_page page;
+	struct err e = { 0 };
+
+	(void)state;
+	assert_int_equal(sigaction(SIGXFSZ, &count, &before), 0);
+	assert_int_equal(ring_under_limit(1 << 20, &page, &e), -EFBIG);
+	assert_int_equal(sigaction(SIGXFSZ, &before, NULL), 0);
+	assert_int_equal(n_signals, 0);
+	assert_non_null(strstr(e.text, "shared memory of 2 ranks"));
+	assert_non_null(strstr(e.text, "1048576 (`ulimit -f`)"));
 }
 
 /* The library asks with a struct of its own, which knows no table of messages. */
@@ -275,7 +294,9 @@ int main(void)
 		cmocka_unit_test(a_ring_costs_no_memory_until_it_is_used),
 		cmocka_unit_test(that_a_rank_has_ended_is_noted_in_its_own_cell),
 		cmocka_unit_test(more_ranks_than_a_ring_holds_are_refused_in_words),
-		cmocka_unit_test(a_limit_on_files_shrinks_the_arenas_and_kills_nobody),
+		cmocka_unit_test(a_limit_on_files_shrinks_the_arenas),
+		cmocka_unit_test(
+			a_limit_on_files_below_a_ring_is_told_in_words_and_by_no_signal),
 		cmocka_unit_test(question_and_answer_are_the_frames_of_the_supervisor),
 	};
 
