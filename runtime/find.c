@@ -29,7 +29,7 @@
 #include "base/own.h"
 #include "runtime/world.h"
 
-enum { RETRY_MS = 10, ANSWER_MS = 5000 };
+enum { RETRY_MS = 10, KNOCK_MS = 100, ANSWER_MS = 5000 };
 
 /* ---- checking what a descriptor is ---------------------------------------------- */
 
@@ -372,7 +372,8 @@ static bool serve_one(int listener, int ring, bool *served, int n, int *left)
 	/* Out of descriptors or memory, the caller would stay at the door. */
 	if (fd < 0)
 		return errno == EINTR || errno == ECONNABORTED || errno == EAGAIN;
-	if (!is_same_user(fd) || poll(&p, 1, ANSWER_MS) <= 0 ||
+	/* A rank says who it is in the same moment; who does not is a stranger. */
+	if (!is_same_user(fd) || poll(&p, 1, KNOCK_MS) <= 0 ||
 	    recv(fd, &rank, sizeof(rank), MSG_DONTWAIT) != sizeof(rank))
 		return true;
 	if (rank >= (uint32_t)n || served[rank] || send_ring(fd, ring) < 0)

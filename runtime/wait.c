@@ -21,7 +21,7 @@
 #include "base/own.h"
 #include "runtime/world.h"
 
-enum { LOOK_MS = 100, MOVE_MS = 50, LEAVE_MS = 900, LEAVE_STEP_MS = 5 };
+enum { LOOK_MS = 100, MOVE_MS = 50, LEAVE_MS = 750, LEAVE_STEP_MS = 5 };
 
 static inline void pause_cpu(void)
 {
@@ -262,8 +262,9 @@ static int timed_out(accel_world *w, int rank)
  */
 static void see_it_end(const accel_world *w, const struct cell *cell)
 {
-	for (int ms = 0; ms < LEAVE_MS && life_of(w, cell) != LIFE_GONE;
-	     ms += LEAVE_STEP_MS)
+	uint64_t end = now_ms() + LEAVE_MS;
+
+	while (now_ms() < end && life_of(w, cell) != LIFE_GONE && !wants_to_give_up())
 		(void)usleep(LEAVE_STEP_MS * 1000);
 }
 

@@ -75,11 +75,19 @@ int fail_owned(const accel_world *w, uint32_t pid)
 		    who, w->rank, w->pid, unset);
 }
 
+/* Is the process that holds this rank in another pid namespace than we? */
+static bool is_other_namespace(const accel_world *w)
+{
+	uint64_t held = w->ring ? cell_of(w, w->local_rank)->pid_namespace : 0;
+
+	return held && held != w->pid_namespace;
+}
+
 /*
  * Take the place of a rank: it is free, or its last holder has left it in order (a
  * wrapper may run one program after another). The pid says who holds it.
  */
-static int claim(const accel_world *w, uint32_t *owner, uint32_t *state)
+static int claim(accel_world *w, uint32_t *owner, uint32_t *state)
 {
 	uint32_t old = __atomic_load_n(owner, __ATOMIC_SEQ_CST), nobody = 0;
 	uint32_t finished = PAGE_FINISHED;
@@ -93,10 +101,12 @@ static int claim(const accel_world *w, uint32_t *owner, uint32_t *state)
 	if (is_ours) {
 		__atomic_store_n(owner, (uint32_t)w->pid, __ATOMIC_SEQ_CST);
 		__atomic_store_n(state, PAGE_JOINED, __ATOMIC_SEQ_CST);
+		w->is_rank = true;
 		return 0;
 	}
 	old = __atomic_load_n(owner, __ATOMIC_SEQ_CST);
-	if (old == (uint32_t)w->pid)
+	/* Of another pid namespace, it may be a child with the same number. */
+	if (old == (uint32_t)w->pid && !is_other_namespace(w))
 		return fail(ACCEL_E_LOST,
 			    "process %u was rank %d already before it ran this program "
 			    "(exec): call accel_finish() before exec, or start the job "
@@ -320,7 +330,7 @@ int accel_init(accel_world **ret)
 		return fail(ACCEL_E_MEMORY, "joining: no memory");
 	r = join(w, &id);
 	if (r < 0) {
-		if (r != ACCEL_E_OWNED)
+		if (w->is_rank)
 			say_goodbye(w);
 		(void)world_free(w);
 		return r;

@@ -92,6 +92,7 @@ struct accel_world {
 	size_t ring_mapped;
 	int ring_fd;
 	int name_fd;    /* holds this rank's name under other launchers, or -1 */
+	bool is_rank;   /* this process has claimed its place */
 	bool borrowed;  /* the ring's mapping is the caller's */
 	uint32_t *mark; /* 1 in this process, 0 in its forks; NULL: compare pids */
 	int pid;

@@ -586,7 +586,7 @@ class Cluster:
         known = {job.pid for job in self.jobs}
         for p in children(os.getpid()):
             if p.pid not in known and p.state == "Z":
-                os.waitpid(p.pid, 0)
+                os.waitpid(p.pid, os.WNOHANG)
 
     def leaks(self, timeout: float = 5.0, allowed: Iterable[str] = ()) -> dict[str, Any]:
         """What jobs have left behind, by kind, but for the kinds that are allowed. A
