@@ -49,6 +49,7 @@ _HOMES = {
         "GradientAccumulationPlugin",
         "InitProcessGroupKwargs",
     ),
+    "logging": (),
     "operations": (),
     "passes": ("current_batch",),
     "rng": ("set_seed", "synchronize_rng_states"),
@@ -75,7 +76,9 @@ def __getattr__(name: str) -> Any:
     elif name in _HOMES:
         value = import_module(f".{name}", __name__)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .absent import of_module
+
+        raise of_module(__name__, name)
     globals()[name] = value
     return value
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from . import data, operations, saving
 from . import model as models
+from .absent import of_accelerator
 from .gradients import Gradients
 from .handlers import (
     AutocastKwargs,
@@ -120,6 +121,9 @@ class Accelerator:
     def __repr__(self) -> str:
         return repr(self.state)
 
+    def __getattr__(self, name: str) -> Any:
+        raise of_accelerator(name)
+
     # ---- who and where -------------------------------------------------------
 
     @property
@@ -191,13 +195,19 @@ class Accelerator:
         A model without parameters, or with none that is trained, is prepared as others
         are. `device_placement` says for each object whether to move it. Collective.
 
-        Raises ValueError for an optimizer that steps no parameter of a prepared model, and
-        what prepare_model() and prepare_data_loader() raise.
+        Raises ValueError for an optimizer that steps no parameter of a prepared model,
+        TypeError for an iterator over a DataLoader, and what prepare_model() and
+        prepare_data_loader() raise.
         """
         places = device_placement or [self.device_placement] * len(objects)
         if len(places) != len(objects):
             raise ValueError(
                 f"device_placement has {len(places)} values for {len(objects)} objects"
+            )
+        if any(map(data.is_iterator, objects)):
+            raise TypeError(
+                "prepare() got an iterator over a DataLoader, which has begun to read for this "
+                "rank alone: prepare the DataLoader itself"
             )
         ready = list(objects)
         for kind, prepare_one in (
@@ -281,26 +291,20 @@ class Accelerator:
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> data.PreparedLoader:
         """The loader, of which each rank reads its part; see data.prepare_data_loader()."""
-        device = self.device if self._places(device_placement) else None
-        prepared = self._share_out(data_loader, device, self.even_batches)
-        if not any(known is prepared for known in self._prepared.loaders):
-            self._prepared.loaders.append(prepared)
-        return prepared
-
-    def _share_out(
-        self, loader: DataLoader[Any], device: torch.device | None, even_batches: bool
-    ) -> data.PreparedLoader:
         config = self.dataloader_config
-        return data.prepare_data_loader(
-            loader,
+        prepared = data.prepare_data_loader(
+            data_loader,
             world=self._uneven.as_world(),
-            device=device,
+            device=self.device if self._places(device_placement) else None,
             split_batches=config.split_batches,
             rng_types=self.rng_types,
             dispatch_batches=config.dispatch_batches,
-            even_batches=even_batches,
+            even_batches=config.even_batches,
             non_blocking=config.non_blocking,
         )
+        if not any(known is prepared for known in self._prepared.loaders):
+            self._prepared.loaders.append(prepared)
+        return prepared
 
     def prepare_scheduler(self, scheduler: LRScheduler | PreparedScheduler) -> PreparedScheduler:
         """The scheduler, which steps when its optimizer does."""
@@ -486,7 +490,8 @@ class Accelerator:
         wrapped = [m for m in map(_ddp_of, joinables) if m is not None]
         with ExitStack() as stack:
             if even_batches is not None:
-                stack.enter_context(self._with_even_batches(even_batches))
+                for loader in self._prepared.loaders:
+                    stack.enter_context(loader.with_even_batches(even_batches))
             if wrapped:
                 with self._uneven.left_to_torch(wrapped):
                     yield
@@ -494,19 +499,6 @@ class Accelerator:
                 yield
                 self._world.join()
             self._uneven.catch_up()
-
-    @contextmanager
-    def _with_even_batches(self, even_batches: bool) -> Iterator[None]:
-        before = [(loader, vars(loader)["_prepared"]) for loader in self._prepared.loaders]
-        for loader, state in before:
-            again = self._share_out(state.loader, state.options.device, even_batches)
-            again.set_epoch(state.epochs.epoch)
-            vars(loader)["_prepared"] = vars(again)["_prepared"]
-        try:
-            yield
-        finally:
-            for loader, state in before:
-                vars(loader)["_prepared"] = state
 
     # ---- collectives ---------------------------------------------------------
 
@@ -559,7 +551,7 @@ class Accelerator:
     def check_trigger(self) -> bool:
         """Whether any rank called set_trigger() since the last time. Collective."""
         flag = torch.tensor([int(self._trigger)])
-        self._world.reduce_(flag, "max")
+        self._world.reduce_(flag, "max", "check_trigger")
         if flag.item():
             self._trigger = False
         return bool(flag.item())

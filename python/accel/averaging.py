@@ -137,7 +137,7 @@ def average_through_world(world: World, slots: list[Slot]) -> None:
     if not slots:
         return
     have = torch.tensor([s.parameter.grad is not None for s in slots], dtype=torch.uint8)
-    world.reduce_(have, "max")
+    world.reduce_(have, "max", "backward(), who has gradients")
     bucket: list[Tensor] = []
     n_bytes = 0
     for slot, anybody in zip(slots, have.tolist(), strict=True):
@@ -168,7 +168,7 @@ def _reduce_bucket(world: World, gradients: list[Tensor]) -> None:
     for (_, dtype), members in kinds.items():
         flat = torch.cat([g.to(dtype).reshape(-1) for g in members])
         # A rank in join() counts as zero, as in the runtime: not World's mean.
-        world.reduce_(flat, "sum")
+        world.reduce_(flat, "sum", "backward(), gradients")
         flat /= world.size
         for gradient, part in zip(members, flat.split([g.numel() for g in members]), strict=True):
             gradient.copy_(part.view(gradient.shape))
@@ -181,6 +181,9 @@ def _accumulated(dtype: torch.dtype) -> torch.dtype:
 # ---- embeddings with sparse gradients ------------------------------------------
 
 
+_SPARSE = "backward(), sparse gradients"
+
+
 def average_sparse(world: World, slots: list[Slot]) -> None:
     """Average sparse gradients: the rows of all ranks together, divided by their number.
     Where a rank has a dense one, e.g. since a layer shares the weight, all become dense."""
@@ -191,7 +194,7 @@ def average_sparse(world: World, slots: list[Slot]) -> None:
         gradient = slot.parameter.grad
         if gradient is not None:
             kinds[int(gradient.is_sparse), i] = gradient.sparse_dim() if gradient.is_sparse else 1
-    world.reduce_(kinds, "max")
+    world.reduce_(kinds, "max", _SPARSE)
     dense, sparse = kinds.tolist()
     average_through_world(world, [s for s, is_dense in zip(slots, dense, strict=True) if is_dense])
     for slot, is_dense, n_dims in zip(slots, dense, sparse, strict=True):
@@ -208,8 +211,9 @@ def _gather_sparse(world: World, slot: Slot, n_dims: int) -> None:
         gradient = slot.parameter.grad.detach().coalesce()
         indices, values = gradient.indices().t(), gradient.values()
     device = slot.parameter.device
-    indices = world.all_gather(indices.to(device).contiguous())
-    values = world.all_gather(values.to(device)).to(_accumulated_or_complex(slot.dtype))
+    indices = world.all_gather(indices.to(device).contiguous(), _SPARSE)
+    values = world.all_gather(values.to(device), _SPARSE)
+    values = values.to(_accumulated_or_complex(slot.dtype))
     summed = torch.sparse_coo_tensor(
         indices.t(), values / world.size, shape, check_invariants=False
     ).coalesce()

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import GeneratorType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from . import shuffling
 from . import world as worlds
@@ -93,6 +96,18 @@ class PreparedLoader(DataLoader[Any]):
         on from what was last set, here or on the sampler itself.
         """
         self.__dict__["_prepared"].epochs.set(epoch)
+
+    @contextmanager
+    def with_even_batches(self, even_batches: bool) -> Iterator[None]:
+        """A block in which the loader is read with this `even_batches`."""
+        before: _State = self.__dict__["_prepared"]
+        options = replace(before.options, even_batches=even_batches)
+        again = _remade(before.loader, options, before.epochs.epoch, before.world)
+        self.__dict__["_prepared"] = again.__dict__["_prepared"]
+        try:
+            yield
+        finally:
+            self.__dict__["_prepared"] = before
 
     def _get_iterator(self) -> Any:
         return iter(self)
@@ -219,6 +234,13 @@ def _reads_once(source: Any) -> bool:
 
 def is_prepared(loader: Any) -> bool:
     return isinstance(loader, PreparedLoader)
+
+
+def is_iterator(obj: Any) -> bool:
+    """Whether this is what iter() makes of a DataLoader, be it prepared or not."""
+    if isinstance(obj, GeneratorType):
+        return obj.gi_code is PreparedLoader.__iter__.__code__
+    return isinstance(obj, _BaseDataLoaderIter)
 
 
 def prepare_data_loader(

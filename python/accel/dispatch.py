@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # could not go on.
 _ROUND, _LAST, _NONE, _ERROR = 1, 2, 3, 4
 _ALIGNED = 64
+_LABEL = "next batch, read by rank 0"
 
 # Values that are the same for all samples of a batch, or one of a list with one a sample.
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
@@ -92,13 +93,13 @@ class Leader:
         return round_[0]
 
     def _send(self, what: int, form: bytes, memory: Tensor) -> None:
-        self.world.broadcast_(torch.tensor([what, len(form), memory.numel()]))
+        self.world.broadcast_(torch.tensor([what, len(form), memory.numel()]), label=_LABEL)
         for part in (
             torch.frombuffer(bytearray(form), dtype=torch.uint8) if form else _NOTHING,
             memory,
         ):
             if part.numel():
-                self.world.broadcast_(part)
+                self.world.broadcast_(part, label=_LABEL)
 
 
 class Follower:
@@ -119,7 +120,7 @@ class Follower:
         if self._done:
             raise StopIteration
         header = torch.zeros(3, dtype=torch.int64)
-        self.world.broadcast_(header)
+        self.world.broadcast_(header, label=_LABEL)
         what, news, n = header.tolist()
         payload = _received(self.world, news).numpy().tobytes() if news else b""
         memory = _received(self.world, n)
@@ -142,7 +143,7 @@ class Follower:
 def _received(world: World, n: int) -> Tensor:
     memory = torch.empty(n, dtype=torch.uint8)
     if n:
-        world.broadcast_(memory)
+        world.broadcast_(memory, label=_LABEL)
     return memory
 
 

@@ -44,7 +44,8 @@ class ForkedError(AccelError):
 
 
 class OwnedError(AccelError):
-    """Another process is this rank already."""
+    """Another process is this rank already: a child has the environment of a rank. See
+    utils.clean_environment()."""
 
     code = -6
 

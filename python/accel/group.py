@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import gc
 import os
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from .dtypes import BY_CODE, CODES, OPS, name
 from .errors import AccelError, InvalidError, LostError, MismatchError, WaitTimeoutError
+from .labels import WORDS, packed, unpacked
 
 if TYPE_CHECKING:
     from .world import World
@@ -38,9 +40,12 @@ _WANTS = {
 _DEVICES = ("cpu", "cuda")
 _OP_NAMES = dict(enumerate(OPS))
 
-# want, device, dtype, operation or root, number of dimensions, eight dimensions
+# want, device, dtype, operation or root, number of dimensions; eight dimensions; the label
 _HEADER = 5
-_LENGTH = _HEADER + 8
+_LABEL = _HEADER + 8
+_LENGTH = _LABEL + WORDS
+
+_NO_LABEL = [0] * WORDS
 
 Header = list[int]
 Exchange = Callable[[Tensor], Tensor]
@@ -67,26 +72,26 @@ class Group:
 
     # ---- what the world calls -----------------------------------------------
 
-    def barrier(self) -> None:
-        self._agree(_BARRIER)
+    def barrier(self, label: str = "") -> None:
+        self._agree(_BARRIER, label=label)
 
     def should_stop(self) -> bool:
         self._agree(_STOP)
         return self._ask_to_stop()
 
-    def gather_rows(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
-        headers = self._agree(_GATHER, tensor)
+    def gather_rows(self, tensor: Tensor, label: str = "") -> tuple[Tensor, list[int]]:
+        headers = self._agree(_GATHER, tensor, label=label)
         counts = [_rows(h) for h in headers]
         return self._gather(tensor, counts), counts
 
-    def reduce_(self, tensor: Tensor, op: str) -> None:
-        headers = self._agree(_REDUCE, tensor, list(OPS).index(op))
+    def reduce_(self, tensor: Tensor, op: str, label: str = "") -> None:
+        headers = self._agree(_REDUCE, tensor, list(OPS).index(op), label)
         self._reduce(tensor, op, sum(h[0] == _REDUCE for h in headers))
 
-    def broadcast_(self, tensor: Tensor, root: int) -> None:
-        headers = self._agree(_BROADCAST, tensor, root)
+    def broadcast_(self, tensor: Tensor, root: int, label: str = "") -> None:
+        headers = self._agree(_BROADCAST, tensor, root, label)
         if headers[root][0] == _JOIN:
-            raise MismatchError(left_to_others(root))
+            raise LeftToOthersError.by(root)
         self._broadcast(tensor, root)
 
     def join(self) -> None:
@@ -101,8 +106,10 @@ class Group:
 
     # ---- agreeing -----------------------------------------------------------
 
-    def _agree(self, want: int, tensor: Tensor | None = None, value: int = 0) -> list[Header]:
-        header = [want, 0, 0, value, 0] + [0] * 8
+    def _agree(
+        self, want: int, tensor: Tensor | None = None, value: int = 0, label: str = ""
+    ) -> list[Header]:
+        header = [want, 0, 0, value, 0] + [0] * 8 + (packed(label) if label else _NO_LABEL)
         if tensor is not None:
             header[1] = _DEVICES.index(tensor.device.type)
             header[2] = CODES[tensor.dtype]
@@ -220,16 +227,25 @@ def _describe(header: Header) -> str:
     want, device, dtype, value, n_dims, *dims = header
     if want == _JOIN:
         return "has nothing more to do"
+    label = unpacked(header[_LABEL:])
+    about = f" ({label})" if label else ""
     if want in (_BARRIER, _STOP):
-        return _WANTS[want]
+        return _WANTS[want] + about
     detail = {_REDUCE: f" ({_OP_NAMES.get(value)})", _BROADCAST: f" from rank {value}"}
     shape = ", ".join(str(d) for d in dims[:n_dims])
     where = "" if _DEVICES[device] == "cpu" else f" on {_DEVICES[device]}"
-    return f"{_WANTS[want]}{detail.get(want, '')} of {name(BY_CODE[dtype])} ({shape}){where}"
+    what = f"{_WANTS[want]}{detail.get(want, '')} of {name(BY_CODE[dtype])} ({shape})"
+    return what + where + about
 
 
-def left_to_others(root: int) -> str:
-    return f"broadcast from rank {root}, which has no more data and left this call to the others"
+class LeftToOthersError(MismatchError):
+    """A broadcast from a rank that is in join()."""
+
+    @classmethod
+    def by(cls, root: int) -> LeftToOthersError:
+        return cls(
+            f"broadcast from rank {root}, which has no more data and left this call to the others"
+        )
 
 
 def _who_wants_what(headers: list[Header]) -> str:
@@ -267,8 +283,10 @@ def initialize(
 ) -> None:
     """Initialise torch.distributed with the ranks of `world`, unless the program did.
 
-    Under accel and torchrun through env://. Without MASTER_ADDR and MASTER_PORT rank 0
-    hosts a store on a free port, and tells it to the others through the runtime.
+    Under accel and torchrun through env://, with keys in the launcher's store that are this
+    program's own, where the ranks share memory to agree on them: programs of a job may run
+    one after another. Without MASTER_ADDR and MASTER_PORT rank 0 hosts a store on a free
+    port, and tells it to the others through the runtime.
 
     Raises InvalidError where the program's own group has other ranks, or where there is
     no way to tell the port.
@@ -282,8 +300,13 @@ def initialize(
     options: dict[str, Any] = {"rank": world.rank, "world_size": world.size}
     if timeout is not None:
         options["timeout"] = timeout
-    if init_method or (os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")):
-        options["init_method"] = init_method or "env://"
+    if init_method not in (None, "env://"):
+        options["init_method"] = init_method
+    elif os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
+        if world.handle is None:
+            options["init_method"] = "env://"
+        else:
+            options["store"] = _own_part_of_store(world, timeout)
     else:
         options["store"] = _shared_store(world, timeout)
     dist.init_process_group(backend or default_backend(), **options)
@@ -338,6 +361,21 @@ def _check_group(world: World) -> None:
         )
 
 
+_START = "start of torch.distributed"
+
+
+def _own_part_of_store(world: World, timeout: timedelta | None) -> dist.Store:
+    """The store of env://, with a prefix that no other program of the job has: what an earlier
+    one left there, such as the addresses of its processes, is not found."""
+    from torch.distributed.rendezvous import rendezvous
+
+    # The runtime has the ranks of this very program, and none of an earlier one.
+    prefix = world.broadcast_object(uuid.uuid4().hex if world.rank == 0 else None, label=_START)
+    limit = {} if timeout is None else {"timeout": timeout}
+    store, _, _ = next(rendezvous("env://", world.rank, world.size, **limit))
+    return dist.PrefixStore(f"accel/{prefix}", store)
+
+
 def _shared_store(world: World, timeout: timedelta | None) -> dist.TCPStore:
     if world.handle is None:
         raise InvalidError(
@@ -351,7 +389,7 @@ def _shared_store(world: World, timeout: timedelta | None) -> dist.TCPStore:
     store = None
     if world.rank == 0:
         store = dist.TCPStore(port=0, is_master=True, wait_for_workers=False, **common)
-    port = world.broadcast_object(store.port if store else None)
+    port = world.broadcast_object(store.port if store else None, label=_START)
     return store or dist.TCPStore(port=port, is_master=False, **common)
 
 

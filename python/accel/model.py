@@ -136,8 +136,8 @@ def share(model: nn.Module, world: World) -> None:
     ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     named = [(n, t) for n, t in _named_tensors(model) if n not in ignored]
     _compare(named, world)
-    for _, tensor in named:
-        world.broadcast_(tensor.data)
+    for name, tensor in named:
+        world.broadcast_(tensor.data, label=f"prepare(), {name}")
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -145,12 +145,15 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
+_LABEL = "prepare(), parameters of a model"
+
+
 def _compare(named: list[tuple[str, Tensor]], world: World) -> None:
     mine = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in named]
     digest = hashlib.sha256("\n".join(mine).encode()).digest()
-    if all(d == digest for d in world.all_gather_object(digest)):
+    if all(d == digest for d in world.all_gather_object(digest, _LABEL)):
         return
-    theirs = world.all_gather_object(mine)
+    theirs = world.all_gather_object(mine, _LABEL)
     for rank, other in enumerate(theirs):
         if other != theirs[0]:
             raise MismatchError(

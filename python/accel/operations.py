@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -72,6 +74,45 @@ def map_structure(function: Callable[[Any], Any], data: Any) -> Any:
     if _is_dataclass(data):
         return _like_dataclass(data, lambda v: map_structure(function, v))
     return function(data)
+
+
+def map_alike(function: Callable[[Tensor, str], Any], data: Any) -> Any:
+    """map_structure() for a structure of tensors that all ranks have: they all come to its
+    parts in the same order, whatever the order in which their mappings were filled.
+
+    `function(tensor, label)` is called with a label of each tensor, which tells its path and
+    how many tensors there are; "" where there is no structure.
+    """
+    if isinstance(data, Tensor):
+        return function(data, "")
+    n = sum(leaf is not None for _, leaf in leaves(data))
+    number = count(1)
+
+    def go(value: Any, path: str) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            done = {key: go(v, f"{path}[{name}]") for name, key, v in _in_order(value)}
+            return _like_mapping(value, {key: done[key] for key in value})
+        children = _children(value)
+        if children is None:
+            return function(value, f"{path}, {next(number)} of {n}")
+        parts = [go(child, path + selector) for selector, child in children]
+        if isinstance(value, (list, tuple)):
+            return honor_type(value, parts)
+        fields = iter(parts)
+        return _like_dataclass(value, lambda _: next(fields))
+
+    return go(data, "data")
+
+
+def _in_order(data: Mapping[Any, Any]) -> list[tuple[str, Any, Any]]:
+    """The items of a mapping as (name, key, value), in the order of the names."""
+    if all(isinstance(key, str) for key in data):
+        return [(repr(key), key, data[key]) for key in sorted(data)]
+    # An address is not the same on all ranks.
+    named = [(re.sub(" at 0x[0-9a-f]+", "", repr(key)), key, v) for key, v in data.items()]
+    return sorted(named, key=lambda item: item[0])
 
 
 def honor_type(obj: Any, values: Any) -> Any:
@@ -143,19 +184,20 @@ def gather(tensor: Any, *, world: World | None = None) -> Any:
 
     (n, ...) on each rank becomes (sum of n, ...); n may differ. A tensor without
     dimensions counts as one row. Collective. Raises TypeError with the path of a leaf
-    that is not a tensor, MismatchError on all ranks when types or other dimensions differ.
+    that is not a tensor, MismatchError on all ranks when types or other dimensions differ,
+    or the structures do; the order of the keys of a mapping does not matter.
     """
     world = world or worlds.current()
     if isinstance(tensor, Tensor):
         return world.all_gather(tensor)
     _only_tensors("gather", tensor, _USE_OBJECTS)
-    return map_structure(world.all_gather, tensor)
+    return map_alike(world.all_gather, tensor)
 
 
 def gather_object(obj: Any, *, world: World | None = None) -> list[Any]:
     """The objects of all ranks as one list, in rank order. Lists and tuples are put behind
     each other; anything else is one element. Pickled on the way. Collective."""
-    objects = (world or worlds.current()).all_gather_object(obj)
+    objects = (world or worlds.current()).all_gather_object(obj, "gather_object")
     if all(isinstance(o, (list, tuple)) for o in objects):
         return [element for o in objects for element in o]
     return objects
@@ -173,13 +215,13 @@ def reduce(
     world = world or worlds.current()
     _only_tensors("reduce", tensor)
 
-    def one(t: Tensor) -> Tensor:
+    def one(t: Tensor, label: str) -> Tensor:
         result = t.detach().clone()
         if reduction != "none":
-            world.reduce_(result, reduction)
+            world.reduce_(result, reduction, label)
         return result if scale == 1.0 else result * scale
 
-    return map_structure(one, tensor)
+    return map_alike(one, tensor)
 
 
 def broadcast(tensor: Any, from_process: int = 0, *, world: World | None = None) -> Any:
@@ -187,9 +229,12 @@ def broadcast(tensor: Any, from_process: int = 0, *, world: World | None = None)
     Returns the structure. Collective."""
     world = world or worlds.current()
     _only_tensors("broadcast", tensor, ": use broadcast_object_list() for what is not a tensor")
-    for _, leaf in leaves(tensor):
-        if leaf is not None:
-            world.broadcast_(leaf, from_process)
+
+    def one(t: Tensor, label: str) -> Tensor:
+        world.broadcast_(t, from_process, label)
+        return t
+
+    map_alike(one, tensor)
     return tensor
 
 
@@ -198,7 +243,9 @@ def broadcast_object_list(
 ) -> list[Any]:
     """Replace the elements of the list by those of rank `from_process`, in place. Pickled
     on the way. Collective."""
-    objects = (world or worlds.current()).broadcast_object(list(object_list), from_process)
+    objects = (world or worlds.current()).broadcast_object(
+        list(object_list), from_process, "broadcast_object_list"
+    )
     if len(objects) != len(object_list):
         raise ValueError(
             f"rank {from_process} broadcast {len(objects)} objects, and there is room for "
@@ -222,11 +269,11 @@ def pad_across_processes(
     world = world or worlds.current()
     _only_tensors("pad_across_processes", tensor)
 
-    def one(t: Tensor) -> Tensor:
+    def one(t: Tensor, label: str) -> Tensor:
         if not -t.dim() <= dim < t.dim():
             return t
         size = torch.tensor([t.shape[dim]])
-        world.reduce_(size, "max")
+        world.reduce_(size, "max", label or "pad_across_processes")
         missing = int(size) - t.shape[dim]
         if not missing:
             return t
@@ -235,7 +282,7 @@ def pad_across_processes(
         padding = t.new_full(shape, pad_index)
         return torch.cat((padding, t) if pad_first else (t, padding), dim)
 
-    return map_structure(one, tensor)
+    return map_alike(one, tensor)
 
 
 # ---- without other ranks ---------------------------------------------------

@@ -248,7 +248,7 @@ class LossScaler(torch.amp.GradScaler):
 
 def _any_rank(overflow: bool, world: World, device: torch.device) -> bool:
     flag = torch.tensor([float(overflow)], device=device)
-    world.reduce_(flag, "max")
+    world.reduce_(flag, "max", "step(), overflows")
     return bool(flag.item())
 
 

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from .averaging import Native, average_sparse, average_through_world
 from .dtypes import CODES
-from .errors import LostError, MismatchError
+from .errors import MismatchError
+from .group import LeftToOthersError
 from .model import uncompiled
 from .plan import Hold, Slot, StaleError, memory_order, strides_of
 from .runs import runs
@@ -206,10 +207,7 @@ class Reducer:
                 average_through_world(self._world, [s for s in others if s.way == "world"])
                 average_sparse(self._world, [s for s in others if s.way == "sparse"])
         except MismatchError as error:
-            raise MismatchError(
-                "the ranks are not in the same backward: backward() was called on some of them "
-                f"only, or a model's parameters changed on some of them only.\n{error}"
-            ) from error
+            raise MismatchError(f"{error}\n{_ALIKE}") from error
 
     # ---- planning ----------------------------------------------------------
 
@@ -222,7 +220,7 @@ class Reducer:
         # Each rank may have made them with random numbers of its own.
         for entry in self._entries:
             for parameter in entry.new:
-                self._world.broadcast_(parameter.data)
+                self._world.broadcast_(parameter.data, label="backward(), new parameters")
             entry.new.clear()
         natives = [s for s in self._slots if s.way == "runtime"]
         if natives:
@@ -268,19 +266,29 @@ class Reducer:
         ]
         digest = hashlib.sha256("\n".join(mine).encode()).digest()
         try:
-            digests = self._world.all_gather_object(digest)
+            digests = self._world.all_gather_object(digest, _COMPARING)
         except MismatchError as error:
-            raise _changed_alone(error) from error
+            raise _compared_alone(error) from error
         if any(d != digest for d in digests):
-            raise MismatchError(_difference(self._world.all_gather_object(mine)))
+            raise MismatchError(_difference(self._world.all_gather_object(mine, _COMPARING)))
 
 
-def _changed_alone(error: MismatchError) -> MismatchError:
+_COMPARING = "backward(), parameters of the models"
+
+
+def _compared_alone(error: MismatchError) -> MismatchError:
     return MismatchError(
-        "the parameters of a prepared model changed on this rank and not on the others (a layer "
-        "was added or replaced, or changed its type). Models change on all ranks at the same "
-        f"step, or not at all.\n{error}"
+        f"{error}\n"
+        "A rank compares its parameters with those of the others in its first backward(), and "
+        "after they changed (a layer was added or replaced, or changed its type): both on all "
+        f"ranks at the same step, or on none. {_ALIKE}"
     )
+
+
+_ALIKE = (
+    "All ranks make the same calls in the same order: call backward(), gather() and the like on "
+    "all of them or on none."
+)
 
 
 def _difference(models: list[list[str]]) -> str:
@@ -302,6 +310,9 @@ def _difference(models: list[list[str]]) -> str:
 
 
 # ---- buffers -------------------------------------------------------------------
+
+
+_BUFFERS = "backward(), buffers of a model"
 
 
 class BufferShare:
@@ -329,16 +340,16 @@ class BufferShare:
         if world.handle is None:
             # Between machines, as little as possible is sent.
             try:
-                world.broadcast_(self._flat)
+                world.broadcast_(self._flat, label=_BUFFERS)
                 return world.rank != 0
-            except LostError:
-                pass  # it is in join(), or really lost, which the next call says again
+            except LeftToOthersError:
+                pass
         # In shared memory rows, of which only rank 0 has one, cost no more than a broadcast,
         # and do not fail.
         mine = self._flat[None]
-        rows, counts = world.all_gather_rows(mine if world.rank == 0 else mine[:0])
+        rows, counts = world.all_gather_rows(mine if world.rank == 0 else mine[:0], _BUFFERS)
         if not counts[0]:
-            rows, counts = world.all_gather_rows(mine)
+            rows, counts = world.all_gather_rows(mine, _BUFFERS)
         if world.rank == counts.index(1):
             return False
         self._flat.copy_(rows[0])

@@ -73,23 +73,25 @@ def synchronize_rng_state(
     if world.size == 1:
         return
     if kind is RNGType.PYTHON:
-        random.setstate(world.broadcast_object(random.getstate()))
+        random.setstate(world.broadcast_object(random.getstate(), label=_label(kind)))
     elif kind is RNGType.NUMPY:
         import numpy
 
-        numpy.random.set_state(world.broadcast_object(numpy.random.get_state()))
+        state = numpy.random.get_state()
+        numpy.random.set_state(world.broadcast_object(state, label=_label(kind)))
     elif kind is RNGType.TORCH:
-        torch.set_rng_state(_from_rank_0(world, torch.get_rng_state()))
+        torch.set_rng_state(_from_rank_0(world, torch.get_rng_state(), kind))
     elif kind is RNGType.CUDA:
         if torch.cuda.is_available():
-            torch.cuda.set_rng_state(_from_rank_0(world, torch.cuda.get_rng_state()))
+            torch.cuda.set_rng_state(_from_rank_0(world, torch.cuda.get_rng_state(), kind))
     elif kind is RNGType.XLA:
         model = sys.modules.get("torch_xla.core.xla_model")
         if model is not None:
-            model.set_rng_state(world.broadcast_object(model.get_rng_state()))
+            state = world.broadcast_object(model.get_rng_state(), label=_label(kind))
+            model.set_rng_state(state)
     else:
         assert generator is not None
-        generator.set_state(_from_rank_0(world, generator.get_state()))
+        generator.set_state(_from_rank_0(world, generator.get_state(), kind))
 
 
 def synchronize_rng_states(
@@ -103,6 +105,10 @@ def synchronize_rng_states(
         synchronize_rng_state(kind, generator, world=world)
 
 
-def _from_rank_0(world: World, state: Tensor) -> Tensor:
-    world.broadcast_(state)
+def _from_rank_0(world: World, state: Tensor, kind: RNGType) -> Tensor:
+    world.broadcast_(state, label=_label(kind))
     return state
+
+
+def _label(kind: RNGType) -> str:
+    return f"random state, {kind}"

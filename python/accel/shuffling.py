@@ -46,6 +46,10 @@ _ABSENT = object()
 _STEERED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
+# What ranks are at that begin to read a loader.
+START = "start of a pass over a DataLoader"
+
+
 class Shuffle:
     """What gives one loader the same order on all ranks. `number` tells the loaders of a
     program apart: two of the same length are not shuffled alike.
@@ -87,7 +91,7 @@ class Shuffle:
             seed = self._seeds.next(*_program_state())
         states = [g.get_state() for g in self._given]
         message = torch.cat([torch.tensor([seed]).view(torch.uint8), *states])
-        self.world.broadcast_(message)
+        self.world.broadcast_(message, label=START)
         first, *told = message.split([8, *(s.numel() for s in states)])
         if self.world.rank:
             for generator, state in zip(self._given, told, strict=True):
@@ -259,7 +263,8 @@ class Compared(Iterator[Any]):
 def compare(world: World, facts: dict[str, int], sampler: str = "") -> None:
     """Raise MismatchError on all ranks where the ranks' facts about a loader differ.
     Collective: one gather of a few numbers."""
-    table = world.all_gather(torch.tensor([list(facts.values())], dtype=torch.int64))
+    numbers = torch.tensor([list(facts.values())], dtype=torch.int64)
+    table = world.all_gather(numbers, START)
     for name, column in zip(facts, table.T.tolist(), strict=True):
         if len(set(column)) == 1:
             continue

@@ -219,11 +219,12 @@ class PartialState:
 
     @contextmanager
     def _first(self, first: bool) -> Iterator[None]:
+        # One label for both: blocks may be nested, and ranks meet in other ones then.
         if not first:
-            self.wait_for_everyone()
+            self.world.barrier("main_process_first")
         yield
         if first:
-            self.wait_for_everyone()
+            self.world.barrier("main_process_first")
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
@@ -408,7 +409,7 @@ def _cuda_index(world: World) -> int:
         return world.local_rank
     # Launchers may show each rank only its own device: then there are enough of them.
     own = str(getattr(torch.cuda.get_device_properties(world.local_rank % n), "uuid", ""))
-    used = world.all_gather_object((os.uname().nodename, own))
+    used = world.all_gather_object((os.uname().nodename, own), "CUDA devices of the ranks")
     if own and len(set(used)) == len(used):
         return world.local_rank % n
     raise InvalidError(

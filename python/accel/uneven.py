@@ -19,6 +19,8 @@ from .optimizer import PreparedOptimizer
 from .scheduler import PreparedScheduler
 from .world import World
 
+_LABEL = "end of an uneven loop"
+
 
 @dataclass
 class Prepared:
@@ -73,7 +75,8 @@ class Uneven:
         Collective."""
         if self._gradients.reducer is None:
             return
-        steps = self._world.all_gather(torch.tensor([self._gradients.n_steps])).tolist()
+        mine = torch.tensor([self._gradients.n_steps])
+        steps = self._world.all_gather(mine, _LABEL).tolist()
         most = max(steps)
         if min(steps) == most:
             return
@@ -84,8 +87,8 @@ class Uneven:
             if models.is_sharded(model):
                 continue
             for tensor in models.tensors_of(model):
-                self._world.broadcast_(tensor.data, root)
-        state = self._world.broadcast_object(self._progress(), root)
+                self._world.broadcast_(tensor.data, root, _LABEL)
+        state = self._world.broadcast_object(self._progress(), root, _LABEL)
         if self._gradients.n_steps != most:
             self._take(state)
 

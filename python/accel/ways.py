@@ -371,7 +371,7 @@ class _Elements:
         first = next(source, None)
         digest = torch.tensor([0 if first is None else first[3]])
         # Nothing for a rank says nothing of the others.
-        if len({*self._job.world.all_gather(digest).tolist()} - {0}) > 1:
+        if len({*self._job.world.all_gather(digest, shuffling.START).tolist()} - {0}) > 1:
             warnings.warn(
                 f"{type(self._job.loader.dataset).__name__} does not begin with the same sample on "
                 "all ranks. With dispatch_batches=False accel picks each rank's share of the "

@@ -25,9 +25,10 @@ from .errors import (
     AccelError,
     InvalidError,
     MismatchError,
+    OwnedError,
     UnreachableError,
 )
-from .group import Group, initialize, left_to_others
+from .group import Group, LeftToOthersError, initialize
 from .ring import Ring
 
 
@@ -41,6 +42,9 @@ class World:
     order. They raise MismatchError, on all ranks and before any data moves, when the
     ranks want different things; LostError when a rank died, failed or finished;
     WaitTimeoutError after ACCEL_TIMEOUT seconds (1800).
+
+    `label` says in a few words what a call is about: errors name it, and it is compared
+    between the ranks.
     """
 
     def __init__(
@@ -68,21 +72,21 @@ class World:
 
     # ---- collectives --------------------------------------------------------
 
-    def barrier(self) -> None:
+    def barrier(self, label: str = "") -> None:
         """Wait until all ranks are here."""
         if self.size > 1:
-            self._way("cpu").barrier()
+            self._way("cpu").barrier(label)
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor, label: str = "") -> Tensor:
         """The tensors of all ranks behind each other along dimension 0, in rank order.
 
         Dimension 0 may differ from rank to rank, and be 0; the other dimensions and the
         type are the same. A tensor without dimensions counts as one row. The result is on
         the same device, without gradient. In a world of one it is the input.
         """
-        return self.all_gather_rows(tensor)[0]
+        return self.all_gather_rows(tensor, label)[0]
 
-    def all_gather_rows(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
+    def all_gather_rows(self, tensor: Tensor, label: str = "") -> tuple[Tensor, list[int]]:
         """As all_gather(), and how many rows each rank had."""
         if self.size == 1:
             rows = tensor if tensor.dim() else tensor.reshape(1)
@@ -90,15 +94,15 @@ class World:
         self._check_device(tensor)
         sent = dense(self._movable(tensor))
         if tensor.dim() > _lib.MAX_DIMS:
-            self._compare_shapes(tensor.shape[1:])
-        out, counts = self._way(sent.device.type).gather_rows(sent)
+            self._compare_shapes(tensor.shape[1:], label)
+        out, counts = self._way(sent.device.type).gather_rows(sent, label)
         if sent.dtype is not tensor.dtype:
             out = torch.view_as_complex(out) if tensor.is_complex() else out.view(tensor.dtype)
         if tensor.dim() > _lib.MAX_DIMS:
             out = out.reshape(out.shape[0], *tensor.shape[1:])
         return out.to(tensor.device), counts
 
-    def reduce_(self, tensor: Tensor, op: str) -> None:
+    def reduce_(self, tensor: Tensor, op: str, label: str = "") -> None:
         """Combine elementwise over all ranks, in place: "sum", "mean", "min" or "max".
 
         16-bit types are accumulated in float32; the sum of booleans is "or". Raises
@@ -110,15 +114,15 @@ class World:
         self._check_device(tensor)
         sent = dense(self._movable(tensor))
         if tensor.dim() > _lib.MAX_DIMS:
-            self._compare_shapes(tensor.shape)
+            self._compare_shapes(tensor.shape, label)
         if self._through_ring(sent):
             assert self._ring
-            self._ring.reduce_(sent, OPS[op])
+            self._ring.reduce_(sent, OPS[op], label)
         else:
-            self._group.reduce_(sent, op)
+            self._group.reduce_(sent, op, label)
         self._take_back(tensor, sent)
 
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+    def broadcast_(self, tensor: Tensor, root: int = 0, label: str = "") -> None:
         """Copy the tensor of rank `root` into that of all others, in place."""
         self._check_rank(root)
         if self.size == 1:
@@ -126,33 +130,30 @@ class World:
         self._check_device(tensor)
         sent = dense(self._movable(tensor))
         if tensor.dim() > _lib.MAX_DIMS:
-            self._compare_shapes(tensor.shape)
-        self._way(sent.device.type).broadcast_(sent, root)
+            self._compare_shapes(tensor.shape, label)
+        self._way(sent.device.type).broadcast_(sent, root, label)
         if self.rank != root:
             self._take_back(tensor, sent)
 
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+    def broadcast_object(self, obj: Any, root: int = 0, label: str = "object") -> Any:
         """The object of rank `root`, pickled on the way. The root gets its own back."""
         self._check_rank(root)
         if self.size == 1:
             return obj
         mine = self.rank == root
-        data, counts = self._gather_bytes(pickle.dumps(obj) if mine else b"")
+        data, counts = self._gather_bytes(
+            pickle.dumps(obj) if mine else b"", f"{label} of rank {root}"
+        )
         if not counts[root]:
-            raise MismatchError(left_to_others(root))
-        if counts[root] != len(data):
-            senders = [rank for rank, n in enumerate(counts) if n]
-            raise MismatchError(
-                f"ranks {senders} each broadcast an object: the root must be the same on all ranks"
-            )
+            raise LeftToOthersError.by(root)
         return obj if mine else pickle.loads(data)
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, label: str = "objects") -> list[Any]:
         """The objects of all ranks in rank order, pickled on the way. A rank in join()
         has none."""
         if self.size == 1:
             return [obj]
-        data, counts = self._gather_bytes(pickle.dumps(obj))
+        data, counts = self._gather_bytes(pickle.dumps(obj), label)
         objects, start = [], 0
         for rank, n in enumerate(counts):
             if n:
@@ -259,15 +260,15 @@ class World:
         if not 0 <= root < self.size:
             raise InvalidError(f"there is no rank {root}: the ranks are 0 to {self.size - 1}")
 
-    def _compare_shapes(self, shape: torch.Size) -> None:
-        shapes = self.all_gather_object(tuple(shape))
+    def _compare_shapes(self, shape: torch.Size, label: str) -> None:
+        shapes = self.all_gather_object(tuple(shape), label or "shapes")
         if len(set(shapes)) > 1:
             table = "\n".join(f"  {s}" for s in shapes)
             raise MismatchError(f"the tensors of the ranks have different shapes:\n{table}")
 
-    def _gather_bytes(self, data: bytes) -> tuple[bytes, list[int]]:
+    def _gather_bytes(self, data: bytes, label: str) -> tuple[bytes, list[int]]:
         sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NOTHING
-        out, counts = self._way("cpu").gather_rows(sent)
+        out, counts = self._way("cpu").gather_rows(sent, label)
         return out.numpy().tobytes(), counts
 
 
@@ -288,6 +289,7 @@ def current() -> World:
     if _current is None:
         with _lock:
             if _current is None:
+                failure.report_to(None)
                 _current = _join()
                 atexit.register(_leave, _current, os.getpid())
                 failure.report_to(_current)
@@ -301,6 +303,11 @@ def _join() -> World:
     code = library.accel_init(ctypes.byref(handle))
     if code == UnreachableError.code:
         return _join_through_torch(_lib.error_of(code))
+    if code == OwnedError.code:
+        raise OwnedError(
+            f"{_lib.error_of(code)}\nFrom Python, start it with "
+            "subprocess.run(..., env=accel.utils.clean_environment())"
+        )
     _lib.check(code)
     return World(
         library.accel_rank(handle),

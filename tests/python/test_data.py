@@ -74,16 +74,16 @@ class Fake:
         assert {said for said, _ in slots} == {name}
         return [sent for _, sent in slots]
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor, label: str = "") -> Tensor:
         rows = tensor if tensor.dim() else tensor.reshape(1)
         return torch.cat(self._exchange("all_gather", rows.clone()))
 
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+    def broadcast_(self, tensor: Tensor, root: int = 0, label: str = "") -> None:
         sent = self._exchange("broadcast", tensor.clone())
         assert {(t.dtype, t.shape) for t in sent} == {(tensor.dtype, tensor.shape)}
         tensor.copy_(sent[root])
 
-    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+    def broadcast_object(self, obj: Any, root: int = 0, label: str = "") -> Any:
         return self._exchange("broadcast_object", obj)[root]
 
     def join(self) -> None:
@@ -121,13 +121,13 @@ class Recorded:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, rank, size
         self._sent, self._gathered = (sent, gathered) if rank == 0 else (sent[:], gathered[:])
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor, label: str = "") -> Tensor:
         if self.rank == 0:
             self._gathered.append(tensor.clone())
         first = tensor if self.rank == 0 else self._gathered.pop(0)
         return torch.cat([first] + [tensor] * (self.size - 1))
 
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> None:
+    def broadcast_(self, tensor: Tensor, root: int = 0, label: str = "") -> None:
         if self.rank == 0:
             self._sent.append(tensor.clone())
         else:

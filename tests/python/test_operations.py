@@ -8,16 +8,17 @@ import time
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import accel
 import numpy as np
 import pytest
 import torch
-from accel import _lib
+from accel import _lib, labels
 from accel import operations as ops
 from accel.errors import InvalidError, LostError, MismatchError
+from accel.ring import Ring
 from accel.world import World, current
 from ranks import RunRanks
 
@@ -421,6 +422,129 @@ def test_ranks_that_want_different_things_all_get_a_sentence(
         assert "float32" in r.value[1]
         assert "int32" in r.value[1]
         assert "barrier" in r.value[3]
+
+
+def keys_come_in_any_order() -> list[str]:
+    """Values are paired by key, not by position; other structures are an error on all ranks."""
+    world = accel.PartialState().world
+    r, n = world.rank, world.size
+    both = {"a": torch.tensor([r]), "b": torch.tensor([10 + r])}
+    mine = dict(sorted(both.items(), reverse=r == 1))
+    for data in (mine, OrderedDict(mine), UserDict(mine), [mine], Point(1 * t(r), mine)):
+        got = ops.gather(data)
+        assert type(got) is type(data)
+        found = got if "a" in got else got[-1]
+        assert list(found) == list(mine)
+        assert found["a"].tolist() == list(range(n))
+        assert found["b"].tolist() == [10 + q for q in range(n)]
+    numbered = dict(sorted({2: t(2), 10: t(10), "x": t(0)}.items(), key=str, reverse=r == 1))
+    assert {k: v.tolist() for k, v in ops.reduce(numbered, "max").items()} == {
+        2: [2],
+        10: [10],
+        "x": [0],
+    }
+    sent = {k: v.clone() if r == 0 else torch.zeros_like(v) for k, v in mine.items()}
+    assert ops.broadcast(sent) is sent
+    assert {k: v.tolist() for k, v in sent.items()} == {"a": [0], "b": [10]}
+    wide = dict(sorted({"a": torch.ones(2 + r), "b": torch.ones(5)}.items(), reverse=r == 1))
+    padded = ops.pad_across_processes(wide)
+    assert (len(padded["a"]), len(padded["b"])) == (n + 1, 5)
+
+    class Anonymous:  # its repr() says where it is in memory
+        pass
+
+    assert ops.gather({Anonymous(): t(r)}).popitem()[1].tolist() == list(range(n))
+    return [said_of(*pair) for pair in OTHER_STRUCTURES]
+
+
+_LONG = "x" * 60
+OTHER_STRUCTURES = [
+    ({"a": t(1)}, {"b": t(1)}),
+    ([t(1), t(2)], [t(1), t(2), t(3)]),
+    ({"a": t(1), "b": t(2)}, {"a": t(1)}),
+    ({"a": t(1), "b": None}, {"a": None, "b": t(1)}),
+    (Point(t(1), t(2)), [t(1), t(2)]),
+    ({_LONG + "a": t(1)}, {_LONG + "b": t(1)}),
+]
+
+
+def said_of(one: Any, other: Any) -> str:
+    world = accel.PartialState().world
+    data = one if world.rank == 0 else other
+    for call in (ops.broadcast, ops.pad_across_processes, lambda d: ops.reduce(d, "sum")):
+        with pytest.raises(MismatchError):
+            call(data)
+    with pytest.raises(MismatchError) as e:
+        ops.gather(data)
+    assert world.all_gather(torch.tensor([world.rank])).tolist() == list(range(world.size))
+    return str(e.value)
+
+
+@TRANSPORTS
+def test_structures_are_paired_by_their_keys(ranks: RunRanks, env: dict[str, str]) -> None:
+    for r in ranks(2, keys_come_in_any_order, env=env):
+        keys, lengths, more, nones, kinds, long = r.value
+        assert "data['a'], 1 of 1" in keys and "data['b'], 1 of 1" in keys
+        assert "data[0], 1 of 2" in lengths and "data[0], 1 of 3" in lengths
+        assert "data['a'], 1 of 2" in more and "data['a'], 1 of 1" in more
+        assert "data['a']" in nones and "data['b']" in nones
+        assert "data.x" in kinds and "data[0]" in kinds
+        said = {line.split("(")[-1] for line in long.splitlines() if line.startswith("  rank")}
+        assert len(said) == 2 and all("data['xxx" in label for label in said)
+
+
+def other_calls() -> list[str]:
+    """What is meant, where the call by itself would not tell."""
+    world = accel.PartialState().world
+    with_label = [
+        lambda: ops.gather_object([1]),
+        lambda: ops.broadcast_object_list([1]),
+        lambda: ops.pad_across_processes(torch.ones(2)),
+        lambda: world.barrier("first"),
+    ]
+    said = []
+    for call in with_label:
+        with pytest.raises(MismatchError) as e:
+            world.all_gather(torch.ones(3, 3)) if world.rank else call()
+        said.append(str(e.value))
+    return said
+
+
+@TRANSPORTS
+def test_calls_are_named_by_what_they_are_for(ranks: RunRanks, env: dict[str, str]) -> None:
+    words = ["(gather_object)", "(broadcast_object_list of rank 0)", "(pad_across_processes)"]
+    for r in ranks(2, other_calls, env=env):
+        for text, word in zip(r.value, [*words, "(first)"], strict=True):
+            assert word in text
+
+
+def test_a_label_travels_as_numbers_and_a_long_one_is_told_from_others_by_a_hash() -> None:
+    for label in ("", "a", "data['ä']", "x" * labels.SIZE):
+        assert labels.unpacked(labels.packed(label)) == label
+        assert len(labels.packed(label)) == labels.WORDS
+    long = [labels.encoded("data['" + "ä" * 60 + end) for end in "ab"]
+    assert long[0] != long[1]
+    assert all(len(x) <= labels.SIZE and x.decode().startswith("data['ä") for x in long)
+
+
+def labels_set(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> int:
+    """How many labels a call of a ring of one sets."""
+    world = current()
+    ring = Ring(world.handle, 1)
+    library = SimpleNamespace(**{n: getattr(_lib.load(), n) for n in _lib.FUNCTIONS})
+    count = []
+    library.accel_label = lambda *_: count.append(1)
+    ring._library = library
+    monkeypatch.setattr(world, "size", 2)
+    monkeypatch.setattr(world, "_ring", ring)
+    call()
+    return len(count)
+
+
+def test_a_bare_tensor_has_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labels_set(monkeypatch, lambda: ops.gather(t(1))) == 0
+    assert labels_set(monkeypatch, lambda: ops.reduce(t(1), "sum")) == 0
+    assert labels_set(monkeypatch, lambda: ops.gather([t(1), t(2)])) == 2
 
 
 def joins_early() -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import uuid
@@ -18,12 +20,12 @@ import accel
 import numpy as np
 import pytest
 import torch
-from accel import group, rng, state
+from accel import absent, group, rng, state
 from accel import world as worlds
 from accel.errors import InvalidError, LostError, UnreachableError
 from accel.state import AcceleratorState, DistributedType, Flag, PartialState, split
 from accel.world import World, current
-from ranks import Group, RunRanks, alone, plain_environment
+from ranks import Group, RunRanks, Torchrun, alone, plain_environment
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +157,7 @@ class FakeWorld(World):
         super().__init__(local_rank, local_size, local_rank, local_size)
         self.uuids = uuids
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, label: str = "") -> list[Any]:
         return [(obj[0], uuid) for uuid in self.uuids]
 
 
@@ -445,6 +447,36 @@ def test_the_main_process_is_first(ranks: RunRanks, tmp_path: Path) -> None:
     ]
 
 
+USES_GROUP = """
+import accel, torch
+state = accel.PartialState()
+x = torch.ones(1)
+torch.distributed.all_reduce(x)
+assert x.item() == state.num_processes
+"""
+
+
+def test_programs_one_after_another_do_not_find_each_others_addresses(ranks: RunRanks) -> None:
+    launcher = Torchrun()
+    ranks(2, USES_GROUP, variables=launcher)
+    of_first = launcher.store.num_keys()
+    ranks(2, USES_GROUP, variables=launcher)
+    # Under a key of the first one, the address of a rank could be that of the first one.
+    assert launcher.store.num_keys() >= of_first + 2
+
+
+def test_two_programs_in_a_shell_are_two_programs(ranks: RunRanks, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(USES_GROUP)
+    both = f"""
+import subprocess, sys
+shell = '"$0" "$1"; "$0" "$1" && echo done'
+sys.exit(subprocess.call(["sh", "-ec", shell, sys.executable, {str(program)!r}]))
+"""
+    for r in ranks(3, both):
+        assert r.out == "done\n"
+
+
 def has_its_own_group() -> tuple[str | None, int]:
     torch.distributed.init_process_group("gloo")
     s = PartialState()
@@ -602,6 +634,191 @@ raise ValueError("x")
     assert (r.code, r.out) == (1, "mine: x\n")
 
 
+REPORTS = """
+import sys
+import accel, torch
+accelerator = accel.Accelerator()
+gather = accelerator.gather
+def step():
+    gather(torch.ones(2))
+if accelerator.process_index == 1:
+    raise ValueError("bad")
+step()
+"""
+
+
+def test_a_rank_that_lost_another_one_says_so_in_one_line(ranks: RunRanks, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(REPORTS)
+    file = tmp_path / "error.json"
+    lost, failed = ranks(2, program, check=False, env={"TORCHELASTIC_ERROR_FILE": str(file)})
+    assert (lost.code, failed.code) == (1, 1)
+    [line] = lost.err.splitlines()
+    assert re.search(
+        rf"accel: rank 0 gives up at {program}:7: rank 1 failed \(process \d+\): ValueError: bad$",
+        line,
+    )
+    assert "Traceback" in failed.err and failed.err.rstrip().endswith("ValueError: bad")
+
+
+def test_a_rank_that_lost_another_one_leaves_its_line_in_the_error_file(
+    ranks: RunRanks, tmp_path: Path
+) -> None:
+    name = "import os; os.environ['TORCHELASTIC_ERROR_FILE'] += os.environ['RANK']\n"
+    env = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error-")}
+    ranks(2, name + REPORTS, check=False, env=env)
+    said = [json.loads((tmp_path / f"error-{r}").read_text()) for r in range(2)]
+    assert said[0]["message"]["message"].startswith("accel: rank 0 gives up at <string>:8: rank 1")
+    assert "Traceback" in said[1]["message"]["message"]
+
+
+def test_everything_is_printed_when_asked_for(ranks: RunRanks) -> None:
+    lost, _ = ranks(2, REPORTS, check=False, env={"ACCEL_TRACEBACK": "full"})
+    assert "Traceback" in lost.err and "operations.py" in lost.err
+    assert "accel.errors.LostError: rank 1" in lost.err
+
+
+def test_a_failure_while_another_one_is_dealt_with_hides_neither(ranks: RunRanks) -> None:
+    program = """
+import accel
+state = accel.PartialState()
+if state.process_index == 1:
+    raise ValueError("bad")
+try:
+    {}["the cause"]
+except KeyError:
+    state.wait_for_everyone()
+"""
+    lost, _ = ranks(2, program, check=False)
+    assert "KeyError: 'the cause'" in lost.err and "LostError: rank 1" in lost.err
+    assert "state.py" not in lost.err
+
+
+def test_the_traceback_of_an_error_of_accel_shows_the_program_only(ranks: RunRanks) -> None:
+    program = """
+import accel, torch
+accelerator = accel.Accelerator()
+model = accelerator.prepare(torch.nn.Linear(2, 2))
+def train():
+    if accelerator.process_index == 1:
+        accelerator.gather(torch.ones(2))
+    else:
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+train()
+"""
+    for r in ranks(2, program, check=False):
+        frames = [line for line in r.err.splitlines() if "File " in line]
+        assert len(frames) == 2 and all("<string>" in frame for frame in frames)
+        assert r.err.count("MismatchError") == 1
+        assert "rank 1: gather of float32 (2,)" in r.err
+
+
+def test_a_failure_to_join_shows_the_program_only(ranks: RunRanks) -> None:
+    [r] = ranks(1, "import accel; accel.PartialState()", variables=half_a_launcher, check=False)
+    assert r.err.count("File ") == 1
+
+
+INTERRUPTED = """
+import os, signal
+import accel
+state = accel.PartialState()
+state.wait_for_everyone()
+print("waiting", flush=True)
+if state.process_index == 1:
+    signal.sigwait([signal.SIGUSR1])
+state.wait_for_everyone()
+"""
+
+
+def test_ctrl_c_is_one_line_of_each_rank(start_ranks: Callable[..., Group]) -> None:
+    group = start_ranks(2, INTERRUPTED)
+    for rank in range(2):
+        group.expect(rank, "waiting")
+    group.expect_waiting(0)
+    group.signal(0, signal.SIGINT)
+    group.expect(0, "accel: rank 0 was interrupted at <string>:9", of="err")
+    group.signal(1, signal.SIGUSR1)
+    first, _ = group.wait()
+    assert first.code == -signal.SIGINT
+    assert first.err.count("\n") == 1
+
+
+def test_ctrl_c_in_a_world_of_one_is_as_ever(ranks: RunRanks) -> None:
+    program = "import accel; accel.PartialState(); raise KeyboardInterrupt"
+    [r] = ranks(1, program, variables=alone, check=False)
+    assert r.code == -signal.SIGINT
+    assert "Traceback" in r.err
+
+
+# ---- programs that ranks start ---------------------------------------------------
+
+STARTS_CHILDREN = """
+import subprocess, sys
+import accel
+state = accel.PartialState()
+child = "import accel, os; print(accel.PartialState().num_processes, 'HOME' in os.environ)"
+command = [sys.executable, "-c", child]
+inherits = subprocess.run(command, capture_output=True, text=True)
+assert "clean_environment()" in inherits.stderr, inherits.stderr
+assert "OwnedError" in inherits.stderr
+clean = accel.utils.clean_environment()
+print(subprocess.run(command, env=clean, capture_output=True, text=True, check=True).stdout)
+state.wait_for_everyone()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_a_child_with_a_clean_environment_is_a_world_of_one(ranks: RunRanks, launcher: str) -> None:
+    variables = mpirun_variables() if launcher == "mpirun" else None
+    for r in ranks(2, STARTS_CHILDREN, variables=variables, env={"HOME": "/"}):
+        assert r.out.split() == ["1", "True"]
+
+
+def test_a_clean_environment_keeps_what_is_not_a_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"PATH": "/bin", "ACCEL_LIBRARY": "x", "OMP_NUM_THREADS": "2", "LOCAL_DATA": "y"}
+    gone = {"ACCEL_JOB", "ACCEL_CONTROL_FD", "TORCHELASTIC_ERROR_FILE", "ROLE_RANK", "PMIX_RANK"}
+    gone |= {"SLURM_STEP_ID", "MASTER_PORT", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"}
+    for name in gone:
+        monkeypatch.setenv(name, "1")
+    for name, value in kept.items():
+        monkeypatch.setenv(name, value)
+    clean = accel.utils.clean_environment()
+    assert not gone & clean.keys()
+    assert kept.items() <= clean.items()
+    assert gone <= os.environ.keys()
+
+
+# ---- logging -----------------------------------------------------------------
+
+
+LOGS = """
+import logging, sys
+import accel
+from accel.logging import get_logger
+logging.basicConfig(stream=sys.stdout, format="%(name)s %(lineno)d %(message)s")
+log = get_logger("training", log_level="INFO")
+try:
+    log.info("too early")
+except RuntimeError as error:
+    assert "PartialState" in str(error)
+rank = accel.PartialState().process_index
+log.info("once %d", rank)
+log.log(logging.INFO, "every %d", rank, main_process_only=False)
+log.debug("not said", main_process_only=False)
+for _ in range(2):
+    log.warning_once("one warning")
+log.error("in turn %d", rank, main_process_only=False, in_order=True)
+"""
+
+
+def test_a_logger_speaks_for_all_ranks(ranks: RunRanks) -> None:
+    first, second = (r.out.splitlines() for r in ranks(2, LOGS))
+    everywhere = ["training 13 every {}", "training 17 in turn {}"]
+    only_first = ["training 12 once 0", "training 16 one warning"]
+    assert first == [only_first[0], everywhere[0].format(0), only_first[1], everywhere[1].format(0)]
+    assert second == [line.format(1) for line in everywhere]
+
+
 def forks() -> str:
     s = PartialState()
     read, write = os.pipe()
@@ -651,6 +868,52 @@ def test_the_package_says_what_it_has() -> None:
         assert name in dir(accel)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         accel.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["accel", "accel.utils"])
+def test_what_accelerate_has_and_accel_does_not_says_what_to_do(module: str) -> None:
+    where = sys.modules[module]
+    for name, advice in (
+        ("skip_first_batches", "enumerate"),
+        ("notebook_launcher", "accel launch"),
+        ("ProfileKwargs", "torch.profiler"),
+        ("find_executable_batch_size", "batch size"),
+        ("is_peft_available", "find_spec"),
+    ):
+        assert not hasattr(where, name)
+        with pytest.raises(AttributeError, match=f"^{module} has no {name}: .*{advice}"):
+            getattr(where, name)
+        with pytest.raises(ImportError, match=f"^{module} has no {name}: .*{advice}"):
+            exec(f"from {module} import {name}", {})
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        where.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec(f"from {module} import nothing", {})
+    assert not [name for name in absent.OF_PACKAGE if name in vars(where)]
+
+
+def test_a_progress_bar_is_drawn_by_one_rank(ranks: RunRanks) -> None:
+    pytest.importorskip("tqdm")
+    program = """
+import accel
+rank = accel.PartialState().process_index
+assert list(accel.utils.tqdm(range(3), desc="some")) == [0, 1, 2]
+list(accel.utils.tqdm(range(3), main_process_only=False, desc=f"rank {rank}"))
+"""
+    first, second = ranks(2, program)
+    assert "some" in first.err and "rank 0" in first.err
+    assert "some" not in second.err and "rank 1" in second.err
+
+
+def test_small_utilities() -> None:
+    model = torch.nn.Linear(2, 2)
+    prepared = accel.Accelerator().prepare(torch.nn.Linear(2, 2))
+    assert accel.utils.extract_model_from_parallel(model) is model
+    assert accel.utils.extract_model_from_parallel(prepared) is prepared
+    assert accel.utils.release_memory(model, 3) == [None, None]
+    for name in dir(accel.utils):
+        if name.startswith("is_") and name.endswith("_available"):
+            assert getattr(accel.utils, name)() in (True, False)
 
 
 def test_the_names_of_utils_exist() -> None:
