@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -67,14 +68,25 @@ def _report(error: BaseException, trace: TracebackType | None, text: str | None)
         return
     try:
         if isinstance(error, LostError):
-            # Not the first to fail: no rank is told. The supervisor may still ask why this
-            # one ended.
-            said = (text or str(error)).strip().encode("utf-8", "replace")
-            _lib.load().accel_fail(None, said)
+            _leave_word((text or str(error)).strip())
         else:
             _world.fail(text or "".join(traceback.format_exception(type(error), error, trace)))
     except Exception:  # whatever is wrong with the report, the traceback must be printed
         pass
+
+
+def _leave_word(text: str) -> None:
+    """Let the supervisor find out why this rank ended, which is not the first to fail: no
+    rank is told."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file or os.path.exists(file):
+        return
+    _lib.load().accel_fail(None, text.encode("utf-8", "replace"))
+    # The time of such a file is when its rank failed, and the earliest one counts. The file of
+    # the rank that was lost may be no older by the file system's clock; so this one claims
+    # nothing, and the end of the process counts.
+    later = time.time() + 3600
+    os.utime(file, (later, later))
 
 
 def _print(

@@ -18,6 +18,7 @@ import torch
 from accel import _lib, labels
 from accel import operations as ops
 from accel.errors import InvalidError, LostError, MismatchError
+from accel.reducer import BufferShare
 from accel.ring import Ring
 from accel.world import World, current
 from ranks import RunRanks
@@ -591,6 +592,22 @@ def test_a_rank_that_is_done_answers_until_the_others_are(
     results = ranks(3, joins_early, env=env)
     assert [len(r.value) for r in results] == [2, 2, 0]
     assert all("rank 2" in text for r in results[:2] for text in r.value), results
+
+
+def rank_0_has_no_more_data() -> float:
+    world = accel.PartialState().world
+    buffer = torch.tensor([float(world.rank)])
+    if world.rank:
+        BufferShare(world)([buffer])
+    world.join()
+    return buffer.item()
+
+
+@TRANSPORTS
+def test_buffers_are_those_of_the_lowest_rank_that_has_data(
+    ranks: RunRanks, env: dict[str, str]
+) -> None:
+    assert [r.value for r in ranks(3, rank_0_has_no_more_data, env=env)] == [0.0, 1.0, 1.0]
 
 
 def dies_while_others_wait() -> str:

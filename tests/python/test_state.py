@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -670,6 +671,9 @@ def test_a_rank_that_lost_another_one_leaves_its_line_in_the_error_file(
     said = [json.loads((tmp_path / f"error-{r}").read_text()) for r in range(2)]
     assert said[0]["message"]["message"].startswith("accel: rank 0 gives up at <string>:8: rank 1")
     assert "Traceback" in said[1]["message"]["message"]
+    # The supervisor takes a file's time for that of the failure, if it is in the past.
+    ages = [time.time() - (tmp_path / f"error-{r}").stat().st_mtime for r in range(2)]
+    assert ages[0] < 0 <= ages[1]
 
 
 def test_everything_is_printed_when_asked_for(ranks: RunRanks) -> None:
