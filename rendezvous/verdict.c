@@ -42,7 +42,8 @@ static int class_of(const struct msg_exited *e)
 {
 	if (e->exec_errno)
 		return 1;
-	return WIFSIGNALED(e->status) ? 0 : 2;
+	/* Our own signal is no crash. */
+	return WIFSIGNALED(e->status) && !(e->flags & EXIT_SIGNALLED) ? 0 : 2;
 }
 
 static bool is_before(const struct msg_exited *a, const struct msg_exited *b)

@@ -89,6 +89,21 @@ static void who_wrote_its_error_file_first_failed_first(void **state)
 	assert_int_equal(v.exit_code, 1);
 }
 
+static void who_was_ended_by_our_signal_has_not_crashed(void **state)
+{
+	/* Rank 0 reported an error that rank 1's end caused, and was ended by us. */
+	struct msg_exited list[] = { ended(1, EXITED_3, SECOND),
+				     ended(0, SIGTERM, SECOND + 50000) };
+	struct msg_verdict v;
+
+	(void)state;
+	list[1].flags = EXIT_SIGNALLED;
+	list[1].failed_us = SECOND + 2000;
+	v = reach(list, 2);
+	assert_int_equal(v.rank, 1);
+	assert_int_equal(v.exit_code, 3);
+}
+
 static void a_worker_that_was_told_to_end_did_not_fail(void **state)
 {
 	struct msg_exited e = ended(1, SIGTERM, 6 * SECOND);
@@ -164,6 +179,7 @@ int main(void)
 		cmocka_unit_test(a_crash_comes_before_the_error_it_caused_elsewhere),
 		cmocka_unit_test(a_crash_long_after_a_failure_is_not_its_cause),
 		cmocka_unit_test(who_wrote_its_error_file_first_failed_first),
+		cmocka_unit_test(who_was_ended_by_our_signal_has_not_crashed),
 		cmocka_unit_test(a_worker_that_was_told_to_end_did_not_fail),
 		cmocka_unit_test(a_program_that_cannot_be_executed_has_codes_of_its_own),
 		cmocka_unit_test(a_requested_stop_counts_more_than_how_workers_ended),
