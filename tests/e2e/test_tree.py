@@ -93,7 +93,7 @@ def test_nobody_survives_the_death_of(
         assert eventually(lambda: not any(alive(p) for p in workers))
         cluster.kill_everything()
         # The next look at the jobs removes socket and cgroup of the one that was.
-        assert job.id not in cluster.run_accel("status").text
+        assert str(cluster.root) not in cluster.run_accel("status").text
     assert eventually(lambda: not any(alive(p) for p in workers + family))
     assert eventually(lambda: not cluster.left_processes())
     code = job.wait(10).code
