@@ -207,9 +207,7 @@ XDG = ("XDG_STATE_HOME", "XDG_RUNTIME_DIR")
 @pytest.mark.leaves("files in the temporary folder")
 def test_home_unset_works(cluster: Cluster) -> None:
     prefix = cluster.as_nobody()
-    r = cluster.launch(
-        "-n", "2", cluster.worker, "out", "x", without=("HOME", *XDG), prefix=prefix
-    )
+    r = cluster.launch("-n", "2", cluster.worker, "out", "x", without=("HOME", *XDG), prefix=prefix)
     assert r.code == 0, r.talk
     assert sorted(r.lines) == ["[0] x", "[1] x"]
 
