@@ -46,7 +46,7 @@ void *arena_of(const accel_world *w, int rank, const void *own)
 bool in_arena(const accel_world *w, const struct piece *pieces, size_t n,
 	      uint64_t *ret_tag)
 {
-	uint64_t tag = UINT64_C(0xcbf29ce484222325);
+	uint64_t tag = HASH_START;
 
 	*ret_tag = 0;
 	if (!w->regions)
@@ -60,9 +60,8 @@ bool in_arena(const accel_world *w, const struct piece *pieces, size_t n,
 			continue;
 		if (!r)
 			return false;
-		tag = (tag ^ (r->from + (uint64_t)(data - r->at[w->local_rank]))) *
-		      UINT64_C(0x100000001b3);
-		tag = (tag ^ pieces[i].bytes) * UINT64_C(0x100000001b3);
+		tag = hash_number(tag, r->from + (uint64_t)(data - r->at[w->local_rank]));
+		tag = hash_number(tag, pieces[i].bytes);
 	}
 	*ret_tag = tag;
 	return true;

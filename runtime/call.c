@@ -274,7 +274,7 @@ int call_meet(accel_world *w)
 
 	w->n_active = 0;
 	announce(w, &own->seq, number + 1);
-	for (int i = 0; i < w->local_size && !r; i++) {
+	for (int i = 0; i < w->local_size; i++) {
 		const struct head *head = head_at(w, i, number);
 
 		r = i == w->local_rank ? 0 : call_await_slot(w, i, number);

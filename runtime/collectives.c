@@ -206,7 +206,7 @@ static int broadcast(accel_world *w, const struct accel_array *a, int root)
 		return 0;
 	w->head = head_for(KIND_BROADCAST, a);
 	w->head.root = root;
-	return flow_broadcast(w, &piece, 1);
+	return flow_broadcast(w, &piece);
 }
 
 int accel_broadcast(accel_world *w, const struct accel_array *array, int root)

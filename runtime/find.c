@@ -21,7 +21,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -329,12 +328,12 @@ static void job_text(const struct identity *id, char *text, size_t size)
 
 static void socket_name(const struct identity *id, char *name, size_t size)
 {
-	uint64_t a = UINT64_C(0xcbf29ce484222325), b = UINT64_C(0x9e3779b97f4a7c15);
+	uint64_t a = HASH_START, b = UINT64_C(0x9e3779b97f4a7c15);
 	char text[4096];
 
 	job_text(id, text, sizeof(text));
 	for (const char *s = text; *s; s++) {
-		a = (a ^ (uint8_t)*s) * UINT64_C(0x100000001b3);
+		a = hash_byte(a, (uint8_t)*s);
 		b = (b + (uint8_t)*s) * UINT64_C(0xbf58476d1ce4e5b9);
 		b ^= b >> 29;
 	}
@@ -440,13 +439,6 @@ static int fail_foreign(const char *name)
 		    "joining: another user holds the abstract socket %s; give the job "
 		    "another identity (MASTER_PORT, or torchrun --rdzv-id)",
 		    name);
-}
-
-static void sleep_ms(int ms)
-{
-	struct timespec t = { ms / 1000, (long)(ms % 1000) * 1000000 };
-
-	(void)nanosleep(&t, NULL);
 }
 
 /* Who listens on a name: 0 nobody, -EPERM another user, else it is taken and

@@ -481,14 +481,13 @@ static int find_root(const accel_world *w, int root)
 	return -1;
 }
 
-int flow_broadcast(accel_world *w, const struct piece *pieces, size_t n)
+int flow_broadcast(accel_world *w, const struct piece *pieces)
 {
 	struct flow f = { .w = w, .base = w->next, .bytes = w->head.bytes, .element = 1 };
 	struct cursor first = { pieces, 0 };
 	struct slot *slot;
 	int r = call_begin(w, &slot), root;
 
-	(void)n;
 	if (r < 0)
 		return r;
 	f.chunk = chunk_of(w, f.bytes);

@@ -31,16 +31,9 @@ struct accel_model {
 	int good_steps;
 };
 
-static uint64_t hash(uint64_t h, uint64_t value)
-{
-	for (int i = 0; i < 8; i++, value >>= 8)
-		h = (h ^ (value & 0xff)) * UINT64_C(0x100000001b3);
-	return h;
-}
-
 static int describe_parameters(accel_model *m)
 {
-	m->fingerprint = UINT64_C(0xcbf29ce484222325);
+	m->fingerprint = HASH_START;
 	for (size_t i = 0; i < m->n; i++) {
 		const struct accel_array *a = &m->parameters[i];
 		uint64_t count = 1;
@@ -50,8 +43,9 @@ static int describe_parameters(accel_model *m)
 				ACCEL_E_INVALID,
 				"prepare: parameter %zu has dtype %d and %d dimensions",
 				i, a->dtype, a->n_dims);
-		m->fingerprint = hash(hash(m->fingerprint, (uint64_t)a->dtype),
-				      (uint64_t)a->n_dims);
+		m->fingerprint =
+			hash_number(hash_number(m->fingerprint, (uint64_t)a->dtype),
+				    (uint64_t)a->n_dims);
 		for (int d = 0; d < a->n_dims; d++) {
 			if (__builtin_mul_overflow(count, a->dims[d], &count) ||
 			    count > UINT64_MAX / 16)
@@ -59,7 +53,7 @@ static int describe_parameters(accel_model *m)
 					    "prepare: the dimensions of parameter %zu "
 					    "overflow",
 					    i);
-			m->fingerprint = hash(m->fingerprint, a->dims[d]);
+			m->fingerprint = hash_number(m->fingerprint, a->dims[d]);
 		}
 		m->bytes[i] = count * dtype_size(a->dtype);
 		m->elements += count;
@@ -131,7 +125,7 @@ static int share(accel_model *m, int flags)
 				 .tag = m->fingerprint,
 				 .n_dims = 2,
 				 .dims = { m->n, m->elements } };
-	return flow_broadcast(w, m->pieces, m->n);
+	return flow_broadcast(w, m->pieces);
 }
 
 static int prepare(accel_world *w, const struct accel_array *parameters, size_t n,

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -43,6 +44,13 @@ static int futex_wait(const uint32_t *word, uint32_t value, int ms)
 static void futex_wake(const uint32_t *word)
 {
 	(void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void sleep_ms(int ms)
+{
+	struct timespec t = { ms / 1000, (long)(ms % 1000) * 1000000 };
+
+	(void)nanosleep(&t, NULL);
 }
 
 static void ring_bell(struct cell *cell)
@@ -192,7 +200,7 @@ int world_broken(accel_world *w)
 		for (int i = 0; i < LOOK_MS; i++) {
 			if (__atomic_load_n(&ring->abort_state, __ATOMIC_SEQ_CST) == 2)
 				break;
-			(void)usleep(1000);
+			sleep_ms(1);
 		}
 		w->broken = ring->abort_code < 0 ? ring->abort_code : ACCEL_E_LOST;
 		(void)snprintf(w->broken_text, sizeof(w->broken_text), "%.*s",
@@ -265,7 +273,7 @@ static void see_it_end(const accel_world *w, const struct cell *cell)
 	uint64_t end = now_ms() + LEAVE_MS;
 
 	while (now_ms() < end && life_of(w, cell) != LIFE_GONE && !wants_to_give_up())
-		(void)usleep(LEAVE_STEP_MS * 1000);
+		sleep_ms(LEAVE_STEP_MS);
 }
 
 /* Has the rank gone without doing what we wait for? */

@@ -80,6 +80,21 @@ _Static_assert(sizeof(struct slot) <= SLOT_HEAD, "a slot's head has its room");
 _Static_assert(sizeof(struct cell) <= CELL_ENDED, "a cell has its room");
 _Static_assert(sizeof(struct ring_page) <= 4096, "the ring's head has its room");
 
+/* 64-bit FNV-1a: the same on all ranks for the same bytes. */
+#define HASH_START UINT64_C(0xcbf29ce484222325)
+
+static inline uint64_t hash_byte(uint64_t hash, uint8_t byte)
+{
+	return (hash ^ byte) * UINT64_C(0x100000001b3);
+}
+
+static inline uint64_t hash_number(uint64_t hash, uint64_t number)
+{
+	for (int i = 0; i < 8; i++, number >>= 8)
+		hash = hash_byte(hash, (uint8_t)number);
+	return hash;
+}
+
 enum pending { NOTHING_PENDING, GATHER_PENDING, BACKWARD_PENDING };
 
 struct accel_world {
@@ -206,6 +221,8 @@ enum life life_of(const accel_world *w, const struct cell *cell);
 uint64_t start_time_of(int pid);
 uint64_t own_pid_namespace(void);
 
+void sleep_ms(int ms);
+
 /* Has the callback of accel_on_wait() had enough? */
 bool wants_to_give_up(void);
 
@@ -251,7 +268,7 @@ struct piece {
 int flow_reduce(accel_world *w, const struct piece *pieces, size_t n, int dtype, int op,
 		double factor);
 /* Copy those of the root to everybody. */
-int flow_broadcast(accel_world *w, const struct piece *pieces, size_t n);
+int flow_broadcast(accel_world *w, const struct piece *pieces);
 
 /* ---- kernels.c: arithmetic --------------------------------------------------- */
 
